@@ -1,0 +1,1 @@
+"""Schedules as data: plan, validate, simulate, render. Pure Python: no torch, no process groups."""

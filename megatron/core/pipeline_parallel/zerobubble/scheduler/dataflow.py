@@ -1,0 +1,50 @@
+"""What an instruction needs and what it makes: the one statement of a pipeline's data flow.
+
+The validator, the simulator, the communication pass and the runtime's buffers all derive from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .instruction import Instruction, Op
+
+
+class Value(NamedTuple):
+    """Something one instruction leaves for another.
+
+    `kind` is "act" (a stage's output), "grad" (the gradient of a stage's input) or
+    "wctx" (what a stage's W needs: layer inputs and output gradients).
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.stage},{self.microbatch})"
+
+
+def needs(instruction: Instruction, last_stage: int) -> Iterator[Value]:
+    """The values that must exist before `instruction` can start."""
+    op, stage, microbatch = instruction
+    if op is Op.F and stage > 0:
+        yield Value("act", stage - 1, microbatch)
+    if op in (Op.B, Op.BW):
+        yield Value("act", stage, microbatch)
+        if stage < last_stage:
+            yield Value("grad", stage + 1, microbatch)
+    if op is Op.W:
+        yield Value("wctx", stage, microbatch)
+
+
+def makes(instruction: Instruction) -> Iterator[Value]:
+    """The values that exist once `instruction` has ended."""
+    op, stage, microbatch = instruction
+    if op is Op.F:
+        yield Value("act", stage, microbatch)
+    if op in (Op.B, Op.BW):
+        yield Value("grad", stage, microbatch)
+    if op is Op.B:
+        yield Value("wctx", stage, microbatch)

@@ -1,0 +1,45 @@
+"""One instruction of a pipeline plan, and its text form.
+
+    >>> str(Instruction(Op.F, 2, 0)), Instruction.parse("1BW3").op
+    ('2F0', <Op.BW: 'BW'>)
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import NamedTuple
+
+
+class ScheduleError(ValueError):
+    """A plan that cannot run, or a request no planner can meet; the message says which and why."""
+
+
+class Op(enum.Enum):
+    """What an instruction does with one micro-batch in one stage (arXiv:2401.10241, section 2)."""
+
+    F = "F"  # forward
+    B = "B"  # backward with respect to the stage's input
+    W = "W"  # backward with respect to the stage's weights
+    BW = "BW"  # both backwards at once
+
+
+class Instruction(NamedTuple):
+    """`op` on `microbatch` in `stage`; written `<stage><op><microbatch>`, such as `2F0`."""
+
+    op: Op
+    stage: int  # virtual stage; stage 0 holds the embedding
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.op.value}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Instruction:
+        match = re.fullmatch(r"(\d+)([A-Z]+)(\d+)", text)
+        if match is None or match[2] not in Op.__members__:
+            raise ScheduleError(
+                f"{text!r} is not an instruction; "
+                "write it as <stage><F|B|W|BW><microbatch>, such as 2F0"
+            )
+        return cls(Op[match[2]], int(match[1]), int(match[3]))

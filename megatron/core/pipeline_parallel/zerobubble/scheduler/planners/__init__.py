@@ -1,0 +1,1 @@
+"""One file per schedule; `registry.py` beside this folder gives each its name."""

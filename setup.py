@@ -1,0 +1,31 @@
+"""Package data. Install with `pip install -e .`, or `pip install -e '.[dev]'` for the tests."""
+
+from setuptools import find_namespace_packages, setup
+
+setup(
+    name="megatron-zero-bubble",
+    version="0.1.0",
+    description="Megatron-shaped pretraining whose pipeline schedules have no bubbles",
+    python_requires=">=3.11",
+    packages=find_namespace_packages(include=["megatron*"]),
+    install_requires=[
+        "torch==2.13.0",
+        "numpy",
+        "regex",
+        "sentencepiece",
+    ],
+    extras_require={
+        "dev": [
+            "hypothesis",
+            "matplotlib",
+            "mypy",
+            "pytest",
+            "pytest-timeout",
+            "ruff",
+            "tensorboard",
+            "tqdm",
+            "transformers",
+        ],
+        "extras": ["matplotlib", "tensorboard", "tqdm", "transformers", "wandb"],
+    },
+)
