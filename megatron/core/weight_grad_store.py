@@ -78,6 +78,10 @@ class WeightGradStore:
         """The layers that wait for W of `microbatch`, in the order their B ran."""
         return [task.layer for task in self._deferred.get(microbatch, [])]
 
+    def discard(self) -> None:
+        """Forget all deferred work."""
+        self._deferred.clear()
+
     def assert_empty(self) -> None:
         assert not self._deferred, f"deferred weight gradients left: {sorted(self._deferred)}"
 

@@ -1,0 +1,6 @@
+"""Optimizers: `torch.optim` on fp32 main parameters, global norm, clipping, loss scaling."""
+
+from .optimizer import MegatronOptimizer, StepResult, get_megatron_optimizer
+from .optimizer_config import OptimizerConfig
+
+__all__ = ["MegatronOptimizer", "OptimizerConfig", "StepResult", "get_megatron_optimizer"]

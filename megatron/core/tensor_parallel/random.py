@@ -74,7 +74,7 @@ def initialize_keyed(parameter: torch.nn.Parameter, seed: int, global_name: str)
     full_shape = getattr(parameter, "full_shape", parameter.shape)
     full = torch.empty(full_shape, dtype=torch.float32, device=parameter.device)
     with seeded(device_of(parameter).generator, random_key("init", seed, global_name)):
-        parameter.init_method(full)  # type: ignore[operator]
+        parameter.init_method(full)  # type: ignore[attr-defined]
     shard = getattr(parameter, "shard", None)
     with torch.no_grad():
         parameter.copy_(full if shard is None else full[shard])

@@ -36,7 +36,9 @@ class Costs:
         for name, values in {**self._per_stage(), "transfer": (self.transfer,)}.items():
             for value in values:
                 if not (math.isfinite(value) and value >= 0):
-                    raise ScheduleError(f"cost {name} has {value}; costs are finite and not below 0")
+                    raise ScheduleError(
+                        f"cost {name} has {value}; costs are finite and not below 0"
+                    )
         if min(self.forward, default=0) <= 0:
             raise ScheduleError(f"cost forward has {min(self.forward)}; a forward takes time")
 
@@ -80,13 +82,13 @@ class Costs:
             return self.input_grad[stage]
         if op is Op.W:
             return self.weight_grad[stage]
+        if op is Op.AR:
+            return 0.0
         return self.input_grad[stage] + self.weight_grad[stage]
 
     def work_of(self, stages: Sequence[int], num_microbatches: int) -> float:
         """Time a rank holding `stages` computes in one iteration."""
-        each = sum(
-            self.forward[s] + self.input_grad[s] + self.weight_grad[s] for s in stages
-        )
+        each = sum(self.forward[s] + self.input_grad[s] + self.weight_grad[s] for s in stages)
         return each * num_microbatches
 
     def memory_at_start(self, instruction: Instruction) -> float:
@@ -96,7 +98,7 @@ class Costs:
     def memory_at_end(self, instruction: Instruction) -> float:
         """Change of memory when the instruction ends (mostly a release, so below 0)."""
         op, stage, _ = instruction
-        if op is Op.F:
+        if op in (Op.F, Op.AR):
             return 0.0
         if op is Op.B:
             return self.held_b_to_w[stage] - self.held_f_to_b[stage]

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .instruction import Instruction, Op
+from .placement import Placement
+
+KINDS = ("act", "grad", "wctx")
 
 
 class Value(NamedTuple):
@@ -24,6 +27,14 @@ class Value(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}({self.stage},{self.microbatch})"
+
+    def number(self, num_stages: int, num_microbatches: int) -> int:
+        """A dense number from 0, for lists in place of dictionaries.
+
+        The next micro-batch's value of the same kind and stage has the next number.
+        """
+        row = KINDS.index(self.kind) * num_stages + self.stage
+        return row * num_microbatches + self.microbatch
 
 
 def needs(instruction: Instruction, last_stage: int) -> Iterator[Value]:
@@ -48,3 +59,16 @@ def makes(instruction: Instruction) -> Iterator[Value]:
         yield Value("grad", stage, microbatch)
     if op is Op.B:
         yield Value("wctx", stage, microbatch)
+
+
+def receivers(placement: Placement) -> dict[tuple[str, int], tuple[int, ...]]:
+    """For each (kind, stage) whose values must travel: the other ranks that need them."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for stage in range(placement.num_stages):
+        target = placement.rank_of(stage)
+        for op in Op:
+            for value in needs(Instruction(op, stage, 0), placement.last_stage):
+                ranks = found.setdefault((value.kind, value.stage), [])
+                if target != placement.rank_of(value.stage) and target not in ranks:
+                    ranks.append(target)
+    return {key: tuple(ranks) for key, ranks in found.items() if ranks}

@@ -1,7 +1,7 @@
 """One instruction of a pipeline plan, and its text form.
 
-    >>> str(Instruction(Op.F, 2, 0)), Instruction.parse("1BW3").op
-    ('2F0', <Op.BW: 'BW'>)
+>>> str(Instruction(Op.F, 2, 0)), Instruction.parse("1BW3").op
+('2F0', <Op.BW: 'BW'>)
 """
 
 from __future__ import annotations
@@ -16,12 +16,21 @@ class ScheduleError(ValueError):
 
 
 class Op(enum.Enum):
-    """What an instruction does with one micro-batch in one stage (arXiv:2401.10241, section 2)."""
+    """What an instruction does with one micro-batch in one stage (arXiv:2401.10241, section 2).
+
+    AR is optional and not part of that paper: it fixes the point at which the reduction of a
+    stage's weight gradients over the data-parallel ranks starts. It names the last micro-batch,
+    whose W (or BW) completes them. A plan without it starts each reduction right after that W.
+    """
 
     F = "F"  # forward
     B = "B"  # backward with respect to the stage's input
     W = "W"  # backward with respect to the stage's weights
     BW = "BW"  # both backwards at once
+    AR = "AR"  # start reducing the stage's weight gradients; takes no time on the rank
+
+    # Members are singletons. Enum's own hash runs in Python and made large plans slow.
+    __hash__ = object.__hash__
 
 
 class Instruction(NamedTuple):
@@ -40,6 +49,6 @@ class Instruction(NamedTuple):
         if match is None or match[2] not in Op.__members__:
             raise ScheduleError(
                 f"{text!r} is not an instruction; "
-                "write it as <stage><F|B|W|BW><microbatch>, such as 2F0"
+                f"write it as <stage><{'|'.join(Op.__members__)}><microbatch>, such as 2F0"
             )
         return cls(Op[match[2]], int(match[1]), int(match[3]))

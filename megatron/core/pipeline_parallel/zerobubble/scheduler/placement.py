@@ -1,9 +1,9 @@
 """Which rank holds which stage: plain, looped and V placements.
 
-    plain, p = 4         looped, p = 2, two chunks     V, p = 2
-    rank 0: stage 0      rank 0: stages 0, 2           rank 0: stages 0, 3
-    rank 1: stage 1      rank 1: stages 1, 3           rank 1: stages 1, 2
-    ...
+plain, p = 4         looped, p = 2, two chunks     V, p = 2
+rank 0: stage 0      rank 0: stages 0, 2           rank 0: stages 0, 3
+rank 1: stage 1      rank 1: stages 1, 3           rank 1: stages 1, 2
+...
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Placement:
     @classmethod
     def looped(cls, num_ranks: int, num_chunks: int) -> Placement:
         """Stage s on rank s mod p (arXiv:2104.04473, section 2.2)."""
-        return cls(tuple(Slot(s % num_ranks, s // num_ranks) for s in range(num_ranks * num_chunks)))
+        stages = range(num_ranks * num_chunks)
+        return cls(tuple(Slot(s % num_ranks, s // num_ranks) for s in stages))
 
     @classmethod
     def v_shape(cls, num_ranks: int) -> Placement:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .instruction import ScheduleError
+from .placement import Placement
 from .plan import Plan
 from .planners.one_f_one_b import plan_1f1b
 from .request import PlanRequest
@@ -20,6 +21,25 @@ class Schedule:
     placement: Literal["plain", "looped", "v"]
     splits_backward: bool
     summary: str  # one line for --help and docs
+    # True: the order is made for the request's costs and memory limits. False: the order is fixed
+    # by p and m alone; costs change only its predicted time, limits can only make it refuse.
+    searches: bool = False
+
+    @property
+    def default_chunks(self) -> int:
+        """Stages per rank where the request does not say."""
+        return 1 if self.placement == "plain" else 2
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether num_chunks and group_size are the caller's to choose."""
+        return self.placement == "looped"
+
+    def placement_for(self, num_ranks: int, num_chunks: int | None = None) -> Placement:
+        """The placement that the planner will use; what costs per stage refer to."""
+        if self.placement == "v":
+            return Placement.v_shape(num_ranks)
+        return Placement.looped(num_ranks, num_chunks or self.default_chunks)
 
 
 SCHEDULES: dict[str, Schedule] = {
@@ -34,5 +54,20 @@ def schedule_named(name: str) -> Schedule:
 
 
 def plan_schedule(name: str, request: PlanRequest) -> Plan:
-    """Plan `request` under the schedule of that name."""
-    return schedule_named(name).planner(request)
+    """Plan `request` under the schedule of that name; a ScheduleError says what it cannot meet."""
+    schedule = schedule_named(name)
+    if request.num_chunks not in (None, schedule.default_chunks) and not schedule.takes_chunks:
+        raise ScheduleError(
+            f"num_chunks is {request.num_chunks}, but {name} places {schedule.default_chunks} "
+            f"on each rank; leave it out, or choose from {', '.join(_taking_chunks())}"
+        )
+    if request.group_size is not None and not schedule.takes_chunks:
+        raise ScheduleError(
+            f"group_size is {request.group_size}, but {name} has no groups; "
+            f"leave it out, or choose from {', '.join(_taking_chunks())}"
+        )
+    return schedule.planner(request)
+
+
+def _taking_chunks() -> list[str]:
+    return [name for name, schedule in SCHEDULES.items() if schedule.takes_chunks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..instruction import Instruction, Op
+from ..memory import within_limits
 from ..placement import Placement
 from ..plan import Plan
 from ..request import PlanRequest
@@ -19,4 +20,5 @@ def plan_1f1b(request: PlanRequest) -> Plan:
         steady = [i for pair in zip(forwards[warmup:], backwards, strict=False) for i in pair]
         cooldown = backwards[num_microbatches - warmup :]
         programs.append(forwards[:warmup] + steady + cooldown)
-    return Plan.of("1f1b", Placement.plain(num_ranks), num_microbatches, programs)
+    plan = Plan.of("1f1b", Placement.plain(num_ranks), num_microbatches, programs)
+    return within_limits(plan, request)

@@ -1,0 +1,243 @@
+"""The optimizer step: unscale, norm, overflow check, clip, AdamW or SGD, write back.
+
+`torch.optim` does the arithmetic on fp32 main parameters; this module decides whether and on what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+from megatron.core.optimizer.entries import OptimizerEntry, build_entries
+from megatron.core.optimizer.grad_norm import GradNorm
+from megatron.core.optimizer.grad_scaler import build_grad_scaler
+from megatron.core.optimizer.optimizer_config import OptimizerConfig
+
+
+class StepResult(NamedTuple):
+    """What one optimizer step did."""
+
+    applied: bool  # False: skipped on all ranks because a gradient was not finite
+    grad_norm: float  # before clipping
+    num_zeros: int | None
+
+
+class MegatronOptimizer:
+    """AdamW or SGD on the main parameters of this rank's stages.
+
+    `norm_group` joins the ranks that share one gradient norm and one decision to skip;
+    `data_parallel_group` the replicas (used by the distributed optimizer).
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        model: Sequence[DistributedDataParallel],
+        *,
+        norm_group: dist.ProcessGroup | None,
+        data_parallel_group: dist.ProcessGroup | None,
+        no_weight_decay_cond: Callable[[str, torch.nn.Parameter], bool] | None = None,
+    ) -> None:
+        self.config = config
+        self.model = list(model)
+        self._norm_group = norm_group
+        self._data_parallel_group = data_parallel_group
+        size = model[0].data_parallel_size if model else 1
+        sliced = config.use_distributed_optimizer and size > 1
+        self.entries = build_entries(model, sliced=sliced)
+        self.grad_norm = GradNorm(self.entries, norm_group, size)
+        self.grad_scaler = build_grad_scaler(config)
+        self.inner = _inner_optimizer(
+            config, self.entries, no_weight_decay_cond or _is_bias_or_norm
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+    def get_parameters(self) -> list[torch.nn.Parameter]:
+        return [entry.parameter for entry in self.entries]
+
+    def get_loss_scale(self) -> float:
+        return self.grad_scaler.scale
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss as backward should see it: scaled once, never the accumulated gradients."""
+        return loss * self.grad_scaler.scale
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for chunk in self.model:
+            chunk.zero_grad_buffer()
+
+    @torch.no_grad()
+    def step(self) -> StepResult:
+        """One step on complete main gradients, or a skip on all ranks if one is not finite."""
+        self._unscale()
+        norm = self.grad_norm()
+        applied = math.isfinite(norm)
+        self.grad_scaler.update(found_inf=not applied)
+        if not applied:
+            return StepResult(False, norm, None)
+        num_zeros = self._count_zeros() if self.config.log_num_zeros_in_grad else None
+        self._clip(norm)
+        self._step_and_write_back()
+        return StepResult(True, norm, num_zeros)
+
+    def reload_model_params(self) -> None:
+        """Take the main parameters anew from the model's, after weights were loaded."""
+        for entry in self.entries:
+            entry.copy_parameter_to_main()
+
+    def write_back_params(self) -> None:
+        """Give the model the main parameters, after optimizer state was loaded."""
+        for entry in self.entries:
+            entry.copy_main_to_parameter()
+        self._gather_parameters()
+
+    def _unscale(self) -> None:
+        if self.grad_scaler.scale != 1.0:
+            factor = 1.0 / self.grad_scaler.scale
+            for entry in self.entries:
+                entry.grad.mul_(factor)
+
+    def _clip(self, norm: float) -> None:
+        if self.config.clip_grad <= 0:
+            return
+        coefficient = self.config.clip_grad / (norm + 1.0e-6)
+        if coefficient < 1.0:
+            for entry in self.entries:
+                entry.grad.mul_(coefficient)
+
+    def _step_and_write_back(self) -> None:
+        for entry in self.entries:
+            entry.main.grad = entry.grad
+        self.inner.step()
+        for entry in self.entries:
+            entry.main.grad = None
+            entry.copy_main_to_parameter()
+        self._gather_parameters()
+
+    def _gather_parameters(self) -> None:
+        """Distributed optimizer: every replica gets the slices the others stepped."""
+        for entry in self.entries:
+            if entry.param_slices is not None:
+                assert entry.slice_index is not None
+                dist.all_gather_single(
+                    entry.param_slices.view(-1),
+                    entry.param_slices[entry.slice_index],
+                    group=self._data_parallel_group,
+                )
+
+    def _count_zeros(self) -> int:
+        """Elements of the global gradient that are exactly zero; padding does not count."""
+        count = torch.zeros(1, dtype=torch.float64)
+        for entry in self.entries:
+            if not entry.is_tied_copy:
+                count += float((entry.grad == 0).sum()) - _padding_of(entry)
+        if self._norm_group is not None:
+            count = count.to(self.entries[0].main.device)
+            dist.all_reduce(count, group=self._norm_group)
+        return int(count)
+
+
+def get_megatron_optimizer(
+    config: OptimizerConfig,
+    model_chunks: Sequence[DistributedDataParallel],
+    no_weight_decay_cond: Callable[[str, torch.nn.Parameter], bool] | None = None,
+    *,
+    norm_group: dist.ProcessGroup | None = None,
+    data_parallel_group: dist.ProcessGroup | None = None,
+) -> MegatronOptimizer:
+    """Megatron's name for building the optimizer."""
+    return MegatronOptimizer(
+        config,
+        model_chunks,
+        norm_group=norm_group,
+        data_parallel_group=data_parallel_group,
+        no_weight_decay_cond=no_weight_decay_cond,
+    )
+
+
+def _is_bias_or_norm(name: str, parameter: torch.nn.Parameter) -> bool:
+    return name.endswith(".bias") or parameter.dim() == 1
+
+
+def _padding_of(entry: OptimizerEntry) -> int:
+    """Padding elements in a sliced entry's gradient; they are zero without being gradients."""
+    if entry.slice_index is None:
+        return 0
+    used = entry.region.numel - entry.slice_index * entry.region.slice_numel
+    return entry.region.slice_numel - min(max(used, 0), entry.region.slice_numel)
+
+
+def _inner_optimizer(
+    config: OptimizerConfig,
+    entries: Sequence[OptimizerEntry],
+    no_weight_decay: Callable[[str, torch.nn.Parameter], bool],
+) -> torch.optim.Optimizer:
+    """`torch.optim` over the main parameters, one group per (decay or not, decoupled or not).
+
+    The state is made now, not at the first step, so that a checkpoint of a run whose first steps
+    were all skipped is complete.
+    """
+    groups: dict[tuple[float, bool], list[torch.Tensor]] = {}
+    for entry in entries:
+        decoupled = config.decoupled_lr is not None and _is_embedding_or_head(entry.name)
+        wd_mult = 0.0 if no_weight_decay(entry.name, entry.parameter) else 1.0
+        groups.setdefault((wd_mult, decoupled), []).append(entry.main)
+    param_groups = [
+        {
+            "params": mains,
+            "wd_mult": wd_mult,
+            "lr_mult": 1.0,
+            "is_decoupled_lr": decoupled,
+            "is_expert_parallel": False,
+            "max_lr": config.decoupled_lr if decoupled else config.lr,
+            "min_lr": config.decoupled_min_lr if decoupled else config.min_lr,
+            "weight_decay": config.weight_decay * wd_mult,
+        }
+        for (wd_mult, decoupled), mains in sorted(groups.items(), key=lambda item: item[0])
+    ]
+    if not param_groups:
+        param_groups = [{"params": [torch.zeros(0)], "wd_mult": 0.0, "lr_mult": 1.0}]
+    optimizer: torch.optim.Optimizer
+    if config.optimizer == "adam":
+        betas = (config.adam_beta1, config.adam_beta2)
+        lr = config.lr or 0.0
+        optimizer = torch.optim.AdamW(
+            param_groups, lr=lr, betas=betas, eps=config.adam_eps, fused=True
+        )
+        make_state = _adam_state
+    else:
+        optimizer = torch.optim.SGD(
+            param_groups, lr=config.lr or 0.0, momentum=config.sgd_momentum, fused=True
+        )
+        make_state = _sgd_state if config.sgd_momentum else _no_state
+    for entry in entries:
+        optimizer.state[entry.main] = make_state(entry.main)
+    return optimizer
+
+
+def _is_embedding_or_head(name: str) -> bool:
+    return name.startswith(("embedding.", "output_layer."))
+
+
+def _adam_state(main: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=main.device),
+        "exp_avg": torch.zeros_like(main),
+        "exp_avg_sq": torch.zeros_like(main),
+    }
+
+
+def _sgd_state(main: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"momentum_buffer": torch.zeros_like(main)}
+
+
+def _no_state(main: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {}

@@ -1,0 +1,1 @@
+"""Runs plans: one executor, its channels, and the compute of one stage."""

@@ -1,0 +1,136 @@
+"""The compute of one virtual stage: F, B, W and BW of one micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+from megatron.core.stage_context import StageContext
+
+GradientEdge = torch.autograd.graph.GradientEdge
+ForwardStep = Callable[[Iterator[Any] | None, torch.nn.Module], tuple[torch.Tensor, Callable]]
+
+
+@dataclass
+class LossRecord:
+    """What the last stage's loss function said of one micro-batch."""
+
+    reported: dict[str, Any]
+    num_tokens: torch.Tensor | None = None
+
+
+@dataclass
+class LossScaling:
+    """How a micro-batch's loss becomes what backward starts from; applied once, before backward.
+
+    `divisor` is micro-batches times data-parallel size (1 in per-token mode, where gradients are
+    divided by the global token count at the end); `grad_scale` is the fp16 loss scale.
+    """
+
+    divisor: float = 1.0
+    per_token: bool = False
+    grad_scale: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def apply(self, result: tuple[Any, ...]) -> tuple[torch.Tensor, LossRecord]:
+        """`result` is what a loss function returned: (loss, dict) or (sum, tokens, dict)."""
+        if len(result) == 2:
+            loss, reported = result
+            record = LossRecord(reported)
+        else:
+            loss, num_tokens, reported = result
+            record = LossRecord(reported, num_tokens)
+            if not self.per_token:
+                loss = loss / num_tokens.clamp(min=1)
+        if not self.per_token:
+            loss = loss / self.divisor
+        if self.grad_scale is not None:
+            loss = self.grad_scale(loss)
+        return loss, record
+
+
+@dataclass
+class _Live:
+    """What a micro-batch keeps between its F and its B: the stage's input leaf, the graph's end."""
+
+    input_leaf: torch.Tensor | None
+    output: GradientEdge | None
+
+
+@dataclass
+class StageCompute:
+    """Runs the passes of one virtual stage held by this rank."""
+
+    module: DistributedDataParallel
+    context: StageContext
+    _live: dict[int, _Live] = field(default_factory=dict)
+
+    def forward(
+        self,
+        microbatch: int,
+        received: torch.Tensor | None,
+        *,
+        forward_step: ForwardStep,
+        data_iterator: Iterator[Any] | None,
+        scaling: LossScaling,
+        forward_only: bool,
+        collect_non_loss_data: bool = False,
+    ) -> tuple[torch.Tensor | None, LossRecord | None]:
+        """F: (output to hand on, loss record); the one or the other is None."""
+        self.context.random.microbatch = microbatch
+        leaf = received
+        if leaf is not None and not forward_only:
+            leaf = leaf.detach().requires_grad_()
+        self.module.set_input_tensor(leaf)
+        output, loss_function = forward_step(data_iterator, self.module)
+        self.module.set_input_tensor(None)
+        record = None
+        if self.context.is_last:
+            if collect_non_loss_data:
+                return None, LossRecord(loss_function(output, non_loss_data=True))
+            output, record = scaling.apply(loss_function(output))
+        if not forward_only:
+            edge = torch.autograd.graph.get_gradient_edge(output) if output.requires_grad else None
+            self._live[microbatch] = _Live(leaf, edge)
+        return (None, record) if self.context.is_last else (output.detach(), None)
+
+    def input_backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
+        """B: the gradient of the stage's input; the weights' gradients are left in the store."""
+        with self.context.store.defer(microbatch):
+            return self._backward(microbatch, grad)
+
+    def weight_backward(self, microbatch: int) -> None:
+        """W: the weight gradients that B left."""
+        self.context.store.run(microbatch)
+
+    def full_backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
+        """BW: both at once; the same kernels as B and W."""
+        return self._backward(microbatch, grad)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def assert_empty(self) -> None:
+        assert not self._live, f"micro-batches without a backward: {sorted(self._live)}"
+        self.context.store.assert_empty()
+
+    def discard(self) -> None:
+        """Forget an iteration that failed."""
+        self._live.clear()
+        self.context.store.discard()
+
+    def _backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
+        self.context.random.microbatch = microbatch  # recompute draws this micro-batch's dropout
+        live = self._live.pop(microbatch)
+        if live.output is not None:
+            torch.autograd.backward([live.output], None if grad is None else [grad])
+            self.module.collect_autograd_gradients()
+        if live.input_leaf is None:
+            return None
+        if live.input_leaf.grad is None:  # by agreement: nothing depends on the input
+            return torch.zeros_like(live.input_leaf)
+        return live.input_leaf.grad

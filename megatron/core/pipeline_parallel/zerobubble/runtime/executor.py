@@ -1,0 +1,173 @@
+"""Runs one rank's program. It decides nothing: order, peers and splits are all in the program."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from megatron.core.pipeline_parallel.zerobubble.runtime.channels import Channels
+from megatron.core.pipeline_parallel.zerobubble.runtime.compute import (
+    ForwardStep,
+    LossRecord,
+    LossScaling,
+    StageCompute,
+)
+from megatron.core.pipeline_parallel.zerobubble.scheduler.dataflow import Value
+from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import Instruction, Op
+from megatron.core.pipeline_parallel.zerobubble.scheduler.passes.communication import (
+    RankProgram,
+    Step,
+)
+
+
+@dataclass
+class StepTimes:
+    """Host seconds of one iteration on this rank, by what they were spent on."""
+
+    compute: dict[Op, float] = field(default_factory=dict)
+    waiting: float = 0.0  # for a value of another rank
+    communication: float = 0.0  # posting sends and receives, waiting for the last to leave
+
+
+@dataclass(kw_only=True)
+class Iteration:
+    """What one run of a program needs besides the program."""
+
+    forward_step: ForwardStep
+    data_iterators: dict[int, Iterator[Any] | None]  # by stage
+    scaling: LossScaling
+    forward_only: bool
+    collect_non_loss_data: bool = False
+    on_gradients_ready: Callable[[int], None] | None = None  # a stage's last W has run
+
+
+class Executor:
+    """Executes a `RankProgram` on this rank's stages, once."""
+
+    def __init__(
+        self,
+        stages: dict[int, StageCompute],
+        channels: Channels,
+        iteration: Iteration,
+    ) -> None:
+        self._stages, self._channels, self._iteration = stages, channels, iteration
+        self._values: dict[Value, torch.Tensor | None] = {}
+        self._handlers = {
+            Op.F: self._forward,
+            Op.B: self._input_backward,
+            Op.W: self._weight_backward,
+            Op.BW: self._full_backward,
+            Op.AR: self._reduce,
+        }
+        self.losses: list[LossRecord] = []
+        self.times = StepTimes()
+
+    def run(self, program: RankProgram) -> None:
+        """Run every step; at the end nothing is left in buffers, stores or channels.
+
+        An error carries the window of instructions it happened in.
+        """
+        for index, step in enumerate(program.steps):
+            try:
+                self._run_step(step)
+            except Exception as error:
+                error.add_note(_where(program, index))
+                raise
+        start = time.perf_counter()
+        self._channels.finish()
+        self.times.communication += time.perf_counter() - start
+        assert not self._values, f"made and never used: {list(map(str, self._values))}"
+        for stage in self._stages.values():
+            stage.assert_empty()
+
+    def _run_step(self, step: Step) -> None:
+        clock = time.perf_counter
+        start = clock()
+        for message in step.post:
+            self._channels.post_receive(message)
+        posted = clock()
+        for message in step.waits:
+            self._put(message.value, self._channels.wait_receive(message))
+        ready = clock()
+        with torch.profiler.record_function(str(step.instruction)):
+            self._handlers[step.instruction.op](step.instruction)
+        done = clock()
+        for message in step.sends:
+            self._channels.send(message, self._take(message.value))
+        self._channels.release_sent()
+        op, times = step.instruction.op, self.times
+        times.waiting += ready - posted
+        times.compute[op] = times.compute.get(op, 0.0) + done - ready
+        times.communication += clock() - done + posted - start
+
+    def _put(self, value: Value, tensor: torch.Tensor | None) -> None:
+        assert value not in self._values, f"{value} is made twice"
+        self._values[value] = tensor
+
+    def _take(self, value: Value) -> torch.Tensor:
+        tensor = self._values.pop(value)
+        assert tensor is not None, f"{value} has no tensor"
+        return tensor
+
+    def _forward(self, instruction: Instruction) -> None:
+        _, index, microbatch = instruction
+        stage = self._stages[index]
+        received = None
+        if not stage.context.is_first:
+            received = self._take(Value("act", index - 1, microbatch))
+        iteration = self._iteration
+        output, record = stage.forward(
+            microbatch,
+            received,
+            forward_step=iteration.forward_step,
+            data_iterator=iteration.data_iterators[index],
+            scaling=iteration.scaling,
+            forward_only=iteration.forward_only,
+            collect_non_loss_data=iteration.collect_non_loss_data,
+        )
+        if record is not None:
+            self.losses.append(record)
+        if output is not None:
+            self._put(Value("act", index, microbatch), output)
+
+    def _output_grad(self, instruction: Instruction) -> torch.Tensor | None:
+        _, index, microbatch = instruction
+        if self._stages[index].context.is_last:
+            return None
+        return self._take(Value("grad", index + 1, microbatch))
+
+    def _hand_back(self, instruction: Instruction, grad: torch.Tensor | None) -> None:
+        if grad is not None:
+            self._put(Value("grad", instruction.stage, instruction.microbatch), grad)
+
+    def _input_backward(self, instruction: Instruction) -> None:
+        stage = self._stages[instruction.stage]
+        grad = stage.input_backward(instruction.microbatch, self._output_grad(instruction))
+        self._hand_back(instruction, grad)
+
+    def _weight_backward(self, instruction: Instruction) -> None:
+        self._stages[instruction.stage].weight_backward(instruction.microbatch)
+
+    def _full_backward(self, instruction: Instruction) -> None:
+        stage = self._stages[instruction.stage]
+        grad = stage.full_backward(instruction.microbatch, self._output_grad(instruction))
+        self._hand_back(instruction, grad)
+
+    def _reduce(self, instruction: Instruction) -> None:
+        if self._iteration.on_gradients_ready is not None:
+            self._iteration.on_gradients_ready(instruction.stage)
+
+
+def _where(program: RankProgram, index: int, around: int = 3) -> str:
+    """`at step 1: 2F0 [2BW0] 2F1`: the instruction that failed and its neighbours."""
+    steps: Sequence[Step] = program.steps
+    first = max(0, index - around)
+    window = (
+        f"[{step.instruction}]" if first + offset == index else str(step.instruction)
+        for offset, step in enumerate(steps[first : index + around + 1])
+    )
+    return f"rank {program.rank} at step {index}: " + " ".join(window)

@@ -1,0 +1,1 @@
+"""Pure functions that turn a validated plan into what the ranks execute."""
