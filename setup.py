@@ -26,6 +26,7 @@ setup(
             "tqdm",
             "transformers",
         ],
-        "extras": ["matplotlib", "tensorboard", "tqdm", "transformers", "wandb"],
+        "plot": ["matplotlib", "tqdm"],
+        "all": ["matplotlib", "tensorboard", "tqdm", "transformers", "wandb"],
     },
 )

@@ -66,7 +66,8 @@ class ParallelSizes:
         model = tp * cp * pp
         if min(tp, cp, pp) < 1 or world_size < 1 or world_size % model:
             raise ValueError(
-                f"world size {world_size} is not a multiple of tp {tp} x cp {cp} x pp {pp} = {model}"
+                f"world size {world_size} is not a multiple of tp {tp} x cp {cp} x pp {pp} "
+                f"= {model}"
             )
         return cls(tp=tp, cp=cp, dp=world_size // model, pp=pp, order=order)
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from megatron.core.optimizer.entries import OptimizerEntry, global_order
+
+SlicesOf = Callable[[OptimizerEntry], Sequence[torch.Tensor]]
+
+
+def grad_slices(entry: OptimizerEntry) -> Sequence[torch.Tensor]:
+    """The data-parallel slices of this entry's gradient that this rank accounts for."""
+    slices = entry.buffer.slices(entry.region)
+    return list(slices) if entry.slice_index is None else [slices[entry.slice_index]]
+
+
+def main_parameter_slices(entry: OptimizerEntry) -> Sequence[torch.Tensor]:
+    """The same slices of the main parameter."""
+    return entry.main.reshape(-1).split(entry.region.slice_numel)
 
 
 class GradNorm:
@@ -30,17 +43,18 @@ class GradNorm:
         self._data_parallel_size = data_parallel_size
         names = self._all_names()
         self._row = {name: row for row, name in enumerate(names)}
-        self._places = torch.tensor(
-            [place for entry in self._entries for place in self._places_of(entry)],
-            dtype=torch.long,
-        )
 
-    def squared_norms(self) -> torch.Tensor:
+    def squared_norms(self, slices_of: SlicesOf = grad_slices) -> torch.Tensor:
         """fp64 (parameters * data-parallel slices,): this rank's squared norms, zeros elsewhere."""
         total = torch.zeros(len(self._row) * self._data_parallel_size, dtype=torch.float64)
-        norms = [torch.linalg.vector_norm(row) for e in self._entries for row in _slices_of(e)]
+        places, norms = [], []
+        for entry in self._entries:
+            first = self._row[entry.name] * self._data_parallel_size + (entry.slice_index or 0)
+            for offset, row in enumerate(slices_of(entry)):
+                places.append(first + offset)
+                norms.append(torch.linalg.vector_norm(row))
         if norms:
-            total[self._places] = torch.stack(norms).to(device="cpu", dtype=torch.float64).square()
+            total[places] = torch.stack(norms).to(device="cpu", dtype=torch.float64).square()
         return total
 
     def all_reduce(self, squared: torch.Tensor) -> torch.Tensor:
@@ -51,9 +65,9 @@ class GradNorm:
         dist.all_reduce(on_device, group=self._group)
         return on_device.cpu()
 
-    def __call__(self) -> float:
+    def __call__(self, slices_of: SlicesOf = grad_slices) -> float:
         """The global norm; not finite when any gradient is not."""
-        return float(self.all_reduce(self.squared_norms()).sum().sqrt())
+        return float(self.all_reduce(self.squared_norms(slices_of)).sum().sqrt())
 
     def _all_names(self) -> list[str]:
         mine = [entry.name for entry in self._entries]
@@ -63,17 +77,5 @@ class GradNorm:
             dist.all_gather_object(gathered, mine, group=self._group)
         return sorted({name for names in gathered for name in names}, key=global_order)
 
-    def _places_of(self, entry: OptimizerEntry) -> list[int]:
-        first = self._row[entry.name] * self._data_parallel_size
-        if entry.slice_index is not None:
-            return [first + entry.slice_index]
-        return list(range(first, first + self._data_parallel_size))
-
     def _communication_device(self) -> torch.device:
         return self._entries[0].main.device if self._entries else torch.device("cpu")
-
-
-def _slices_of(entry: OptimizerEntry) -> list[torch.Tensor]:
-    """The data-parallel slices of this entry's gradient that this rank accounts for."""
-    slices = entry.buffer.slices(entry.region)
-    return list(slices) if entry.slice_index is None else [slices[entry.slice_index]]

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
 from megatron.core.optimizer.entries import OptimizerEntry, build_entries
-from megatron.core.optimizer.grad_norm import GradNorm
+from megatron.core.optimizer.grad_norm import GradNorm, main_parameter_slices
 from megatron.core.optimizer.grad_scaler import build_grad_scaler
 from megatron.core.optimizer.optimizer_config import OptimizerConfig
 
@@ -87,6 +87,11 @@ class MegatronOptimizer:
         self._clip(norm)
         self._step_and_write_back()
         return StepResult(True, norm, num_zeros)
+
+    @torch.no_grad()
+    def params_norm(self) -> float:
+        """Global L2 norm of the main parameters, formed like the gradient norm. Collective."""
+        return self.grad_norm(main_parameter_slices)
 
     def reload_model_params(self) -> None:
         """Take the main parameters anew from the model's, after weights were loaded."""

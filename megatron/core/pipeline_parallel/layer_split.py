@@ -83,7 +83,7 @@ def parse_layout(text: str) -> tuple[int, ...]:
 
 
 def stage_offsets(counts: Sequence[int]) -> tuple[int, ...]:
-    """Number of layers before each stage: stage s holds layers offset+1 .. offset+count (1-based)."""
+    """Layers before each stage: stage s holds layers offset + 1 .. offset + count (1-based)."""
     return tuple(itertools.accumulate(counts, initial=0))[:-1]
 
 
@@ -125,7 +125,7 @@ def _around_fixed_ranks(
     num_layers: int, placement: Placement, first: int | None, last: int | None
 ) -> tuple[int, ...]:
     """Given counts for the first and last rank; the other ranks share the rest evenly."""
-    fixed = {}
+    fixed: dict[int, int] = {}
     for flag, rank, count in (
         ("--decoder-first-pipeline-num-layers", 0, first),
         ("--decoder-last-pipeline-num-layers", placement.num_ranks - 1, last),
@@ -195,12 +195,8 @@ def _indivisible(num_layers: int, placement: Placement, extra: int) -> str:
 
 
 def _grid(placement: Placement) -> str:
-    """`4 ranks x 2 chunks = 8 stages`."""
+    """`8 stages`, or `4 ranks x 2 chunks = 8 stages`."""
     ranks, stages = placement.num_ranks, placement.num_stages
-    if stages % ranks:
-        return f"{stages} stages"
-    plural = "" if ranks == 1 else "s"
-    chunks = stages // ranks
-    if chunks == 1:
-        return f"{ranks} rank{plural} = {stages} stage{'' if stages == 1 else 's'}"
-    return f"{ranks} rank{plural} x {chunks} chunks = {stages} stages"
+    if stages == ranks or stages % ranks:
+        return f"{stages} stage{'s' if stages > 1 else ''}"
+    return f"{ranks} rank{'s' if ranks > 1 else ''} x {stages // ranks} chunks = {stages} stages"

@@ -1,0 +1,5 @@
+"""GPT and Llama models."""
+
+from megatron.core.models.gpt.gpt_model import GPTModel
+
+__all__ = ["GPTModel"]

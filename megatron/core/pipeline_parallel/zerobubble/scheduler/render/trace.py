@@ -1,0 +1,173 @@
+"""The trace format: what ran when, for Perfetto, chrome://tracing and the HTML page.
+
+A file is one JSON object; `traceEvents` holds one complete event per instruction:
+
+    {"name": "2F0", "ph": "X", "pid": 1, "tid": 0, "ts": 12.5, "dur": 3.0,
+     "args": {"stage": 2, "op": "F", "microbatch": 0}}
+
+`name` is the instruction's text, `pid` the pipeline rank, `tid` 0, `ts` and `dur` are in
+microseconds from any common origin, and a file covers one iteration. Planned timelines and
+measured runs use the same format. Other events (communication, optimizer, profilers) may be in the
+same file: those without `stage`, `op` and `microbatch` in `args` are passed over by `load_trace`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ..instruction import Instruction, Op, ScheduleError
+from ..plan import Plan
+from ..simulate import Timeline
+from .model_costs import StageCosts
+
+
+class TraceEvent(NamedTuple):
+    """One instruction as it ran, or as it is planned to run."""
+
+    rank: int
+    instruction: Instruction
+    start_us: float
+    duration_us: float
+
+
+def events_of(timeline: Timeline) -> list[TraceEvent]:
+    """The events of a timeline whose costs are in microseconds, rank by rank."""
+    return [
+        TraceEvent(rank, instruction, start, end - start)
+        for rank, program in enumerate(timeline.plan.programs)
+        for instruction, start, end in zip(
+            program, timeline.starts[rank], timeline.ends[rank], strict=True
+        )
+    ]
+
+
+def trace_json(events: Iterable[TraceEvent]) -> dict[str, Any]:
+    """The file's content: one named process per rank, then the events."""
+    events = list(events)
+    named = [
+        {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
+        for rank in sorted({event.rank for event in events})
+    ]
+    return {"displayTimeUnit": "ms", "traceEvents": named + [_as_event(e) for e in events]}
+
+
+def save_trace(path: str | pathlib.Path, events: Iterable[TraceEvent]) -> None:
+    pathlib.Path(path).write_text(json.dumps(trace_json(events)))
+
+
+def load_trace(path: str | pathlib.Path) -> list[TraceEvent]:
+    """The instructions of a trace file, by rank and start, the first of all starting at 0.
+
+    Also takes a bare list of events, which Chrome's format allows. Raises ScheduleError, naming
+    the file and the event, for what cannot be read.
+    """
+    try:
+        data = json.loads(pathlib.Path(path).read_text())
+    except OSError as error:
+        raise ScheduleError(f"trace {path} cannot be read: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"trace {path} is not JSON: {error}") from None
+    raw = data.get("traceEvents") if isinstance(data, dict) else data
+    if not isinstance(raw, list):
+        raise ScheduleError(f"trace {path} has no list 'traceEvents'")
+    try:
+        events = [_from_event(event) for event in raw if _names_instruction(event)]
+        _refuse_repeats(events)
+    except ScheduleError as error:
+        raise ScheduleError(f"trace {path}: {error}") from None
+    if not events:
+        raise ScheduleError(
+            f"trace {path} has no event with stage, op and microbatch in its args; "
+            "it was not written by this project"
+        )
+    origin = min(event.start_us for event in events)
+    shifted = [event._replace(start_us=event.start_us - origin) for event in events]
+    return sorted(shifted, key=lambda event: (event.rank, event.start_us))
+
+
+def first_difference(plan: Plan, events: Sequence[TraceEvent]) -> str | None:
+    """How the order that ran differs from the plan, or None: proof that the plan was run.
+
+    `events` are as `load_trace` gives them. AR is left out on both sides, as it takes no time.
+    """
+    for rank, program in enumerate(plan.programs):
+        planned = [instruction for instruction in program if instruction.op is not Op.AR]
+        ran = [e.instruction for e in events if e.rank == rank and e.instruction.op is not Op.AR]
+        for step, (wanted, found) in enumerate(zip(planned, ran, strict=False)):
+            if wanted != found:
+                return f"rank {rank} step {step}: the plan has {wanted}, the trace {found}"
+        if len(planned) != len(ran):
+            return f"rank {rank}: the plan has {len(planned)} instructions, the trace {len(ran)}"
+    strangers = {event.rank for event in events} - set(range(plan.num_ranks))
+    if strangers:
+        return f"the trace has rank {min(strangers)}, the plan ranks 0 to {plan.num_ranks - 1}"
+    return None
+
+
+def measured_costs(events: Sequence[TraceEvent]) -> StageCosts:
+    """The median time of each operation of each stage, in microseconds; transfers take none.
+
+    Half of a fused BW counts as B and half as W, for a trace does not tell its parts. Raises
+    ScheduleError if some operation of a stage was not measured.
+    """
+    times: dict[tuple[Op, int], list[float]] = {}
+    for event in events:
+        op, stage, _ = event.instruction
+        parts = [(Op.B, 0.5), (Op.W, 0.5)] if op is Op.BW else [(op, 1.0)]
+        for part, share in parts:
+            times.setdefault((part, stage), []).append(share * event.duration_us)
+    stages = range(1 + max(event.instruction.stage for event in events))
+    for stage, op in itertools.product(stages, (Op.F, Op.B, Op.W)):
+        if (op, stage) not in times:
+            raise ScheduleError(
+                f"the trace has no {op.value} of stage {stage}, so no plan can be timed by it; "
+                "give costs"
+            )
+    names = {Op.F: "forward", Op.B: "input_grad", Op.W: "weight_grad"}
+    return StageCosts(
+        lists={
+            name: tuple(statistics.median(times[op, stage]) for stage in stages)
+            for op, name in names.items()
+        }
+    )
+
+
+def _as_event(event: TraceEvent) -> dict[str, Any]:
+    op, stage, microbatch = event.instruction
+    return {
+        "name": str(event.instruction),
+        "ph": "X",
+        "pid": event.rank,
+        "tid": 0,
+        "ts": event.start_us,
+        "dur": event.duration_us,
+        "args": {"stage": stage, "op": op.value, "microbatch": microbatch},
+    }
+
+
+def _names_instruction(event: Any) -> bool:
+    args = event.get("args") if isinstance(event, dict) else None
+    return isinstance(args, dict) and {"stage", "op", "microbatch"} <= set(args)
+
+
+def _from_event(event: dict[str, Any]) -> TraceEvent:
+    args = event["args"]
+    instruction = Instruction.parse(f"{args['stage']}{args['op']}{args['microbatch']}")
+    numbers = {key: event.get(key) for key in ("pid", "ts", "dur")}
+    for key, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ScheduleError(f"event {instruction} has {key} {value!r}; it must be a number")
+    return TraceEvent(int(event["pid"]), instruction, float(event["ts"]), float(event["dur"]))
+
+
+def _refuse_repeats(events: Iterable[TraceEvent]) -> None:
+    seen = set()
+    for event in events:
+        if event.instruction in seen:
+            raise ScheduleError(f"{event.instruction} is there twice; a trace covers one iteration")
+        seen.add(event.instruction)

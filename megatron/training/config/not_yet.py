@@ -1,0 +1,137 @@
+"""What is planned and not there yet: one row each. Whoever adds a feature deletes its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
+
+from .compatibility import written
+from .run_config import RunConfig
+
+
+class NotYet(NamedTuple):
+    """Something planned, and how to see that a run asks for it."""
+
+    what: str
+    asked: Callable[[RunConfig], str]  # the flag as written; empty if it is not
+    instead: str
+
+    def check(self, run: RunConfig) -> str | None:
+        """The refusal, as a rule."""
+        asked = self.asked(run)
+        return f"{asked} is not available yet in this version; {self.instead}" if asked else None
+
+
+def _above(limit: int, group: str, name: str) -> Callable[[RunConfig], str]:
+    """The flag and its value where the value is above `limit`."""
+
+    def asked(run: RunConfig) -> str:
+        value = getattr(getattr(run, group), name)
+        flag = "--" + name.replace("_", "-")
+        return f"{flag} {value}" if value is not None and value > limit else ""
+
+    return asked
+
+
+def _given(group: str, name: str) -> Callable[[RunConfig], str]:
+    """The flag, and its value if it has one, where it is set."""
+
+    def asked(run: RunConfig) -> str:
+        value = getattr(getattr(run, group), name)
+        return written("--" + name.replace("_", "-"), value) if value else ""
+
+    return asked
+
+
+def _schedule(wanted: Callable[[str], bool]) -> Callable[[RunConfig], str]:
+    """The schedule and its flag, where the schedule that would run is a `wanted` one."""
+
+    def asked(run: RunConfig) -> str:
+        name = run.pipeline_schedule
+        if name not in SCHEDULES or not wanted(name):
+            return ""
+        flag = run.asked_schedule[1]
+        return f"{flag} {name}" if flag == "--pipeline-schedule" else f"{flag} (schedule {name})"
+
+    return asked
+
+
+NOT_YET: tuple[NotYet, ...] = (
+    NotYet(
+        "tensor parallelism (--tensor-model-parallel-size above 1)",
+        _above(1, "parallel", "tensor_model_parallel_size"),
+        "use 1 and spread the model with --pipeline-model-parallel-size",
+    ),
+    NotYet(
+        "context parallelism (--context-parallel-size above 1)",
+        _above(1, "parallel", "context_parallel_size"),
+        "use 1",
+    ),
+    NotYet(
+        "expert parallelism (--expert-model-parallel-size above 1)",
+        _above(1, "parallel", "expert_model_parallel_size"),
+        "use 1",
+    ),
+    NotYet(
+        "tensor parallelism inside experts (--expert-tensor-parallel-size above 1)",
+        _above(1, "parallel", "expert_tensor_parallel_size"),
+        "leave it out",
+    ),
+    NotYet(
+        "mixture of experts (--num-experts)",
+        _above(0, "model", "num_experts"),
+        "train a dense model",
+    ),
+    NotYet(
+        "schedules that split the backward (--pipeline-schedule, --enable-zero-bubble)",
+        _schedule(lambda name: SCHEDULES[name].splits_backward),
+        "use 1f1b",
+    ),
+    NotYet(
+        "interleaved schedules (--num-layers-per-virtual-pipeline-stage and its kin)",
+        _schedule(lambda name: SCHEDULES[name].placement == "looped"),
+        "use 1f1b",
+    ),
+    NotYet(
+        "V schedules (--zero-bubble-v-schedule, --enable-1f1b-v)",
+        _schedule(lambda name: SCHEDULES[name].placement == "v"),
+        "use 1f1b",
+    ),
+    NotYet(
+        "plan files (--pipeline-schedule FILE)",
+        lambda run: f"--pipeline-schedule {run.plan_file}" if run.plan_file else "",
+        "name a schedule instead of a file",
+    ),
+    NotYet(
+        "optimizer post-validation (--enable-optimizer-post-validation)",
+        _given("zero_bubble", "enable_optimizer_post_validation"),
+        "leave it out",
+    ),
+    NotYet(
+        "grouped interleaving (--interleave-group-size above 0)",
+        _above(0, "zero_bubble", "interleave_group_size"),
+        "leave it out",
+    ),
+    NotYet(
+        "sequences split in the pipeline (--num-seq-splits above 1)",
+        _above(1, "zero_bubble", "num_seq_splits"),
+        "use 1",
+    ),
+    NotYet(
+        "activations in host memory (--cpu-offload)",
+        _given("zero_bubble", "cpu_offload"),
+        "use --recompute-granularity to save memory",
+    ),
+    NotYet(
+        "checkpoints written in the background (--async-save)",
+        _given("checkpoint", "async_save"),
+        "leave it out; checkpoints are written at once",
+    ),
+    NotYet(
+        "traces of the pipeline (--trace-pipeline)",
+        _given("profiling", "trace_pipeline"),
+        "use --profile --use-pytorch-profiler",
+    ),
+)
