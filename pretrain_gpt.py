@@ -80,8 +80,9 @@ def get_batch(data_iterator: Iterator[Batch] | None, stage: StageContext) -> Bat
     return {k: v.to(device, non_blocking=True) for k, v in batch.items() if k in wanted}
 
 
-def loss_func(loss_mask: torch.Tensor, losses: torch.Tensor) -> LossResult:
+def loss_func(loss_mask: torch.Tensor | None, losses: torch.Tensor) -> LossResult:
     """(sum over tokens, number of tokens, what to log); losses and loss_mask (B, S)."""
+    assert loss_mask is not None, "the stage with the loss reads the loss mask"
     mask = loss_mask.view(-1)
     total = torch.sum(losses.view(-1) * mask)
     num_tokens = mask.sum()

@@ -12,7 +12,7 @@ setup(
         "torch==2.13.0",
         "numpy",
         "regex",
-        "sentencepiece",
+        "sentencepiece>=0.2.3",
     ],
     extras_require={
         "dev": [
@@ -23,10 +23,11 @@ setup(
             "pytest-timeout",
             "ruff",
             "tensorboard",
+            "tiktoken",
             "tqdm",
             "transformers",
         ],
         "plot": ["matplotlib", "tqdm"],
-        "all": ["matplotlib", "tensorboard", "tqdm", "transformers", "wandb"],
+        "all": ["matplotlib", "tensorboard", "tiktoken", "tqdm", "transformers", "wandb"],
     },
 )

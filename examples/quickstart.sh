@@ -43,10 +43,13 @@ MODEL=(
 )
 DATA=(--data-path "$OUT/corpus_text_document" --split 95,4,1 --num-workers 0)
 OPTIMIZER=(
-    --micro-batch-size 4 --global-batch-size 32 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine
+    --micro-batch-size 4 --global-batch-size 16 --lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine
     --lr-decay-iters "$ITERATIONS" --lr-warmup-iters 10 --weight-decay 0.1 --clip-grad 1.0
     --adam-beta2 0.95 --seed 1234
 )
+
+# Of a run's output, what is shown here; the log has all of it.
+SHOWN='^ \[.*0/ |validation loss at|(saving|saved|loading|loaded) checkpoint|Error|^\[rank'
 
 # train SCHEDULE ITERATIONS: trains up to that iteration, from the checkpoint if there is one.
 train() {
@@ -57,8 +60,7 @@ train() {
         --log-interval 1 --eval-interval 50 --eval-iters 4 \
         --save "$out/checkpoints" --load "$out/checkpoints" --save-interval 50 \
         --metrics-file "$out/metrics.jsonl" 2>&1 | tee -a "$out/train.log" |
-        grep --line-buffered -E '^ \[.*0/ |validation loss|checkpoint|rror' || true
-    return "${PIPESTATUS[0]}"
+        { grep --line-buffered -E "$SHOWN" || true; }
 }
 
 LOGS=()

@@ -1,7 +1,7 @@
 """Text and tokenizer for the quick start, made from what every Python installation has.
 
-    python examples/quickstart_data.py corpus corpus.jsonl
-    python examples/quickstart_data.py tokenizer corpus.jsonl tokenizer 4096
+python examples/quickstart_data.py corpus corpus.jsonl
+python examples/quickstart_data.py tokenizer corpus.jsonl tokenizer 4096
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def train_tokenizer(corpus: pathlib.Path, prefix: pathlib.Path, vocab_size: int)
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        input_sentence_size=60_000,
+        allow_whitespace_only_pieces=True,
+        input_sentence_size=300_000,
         shuffle_input_sentence=False,
         minloglevel=2,
     )

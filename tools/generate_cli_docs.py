@@ -32,6 +32,8 @@ Where this command line differs from Megatron's:
 
 - `--distributed-backend` has no fixed default: nccl on CUDA, gloo on CPU.
 - `--pipeline-schedule` names the schedule; the flags of the zero-bubble fork are spellings of it.
+- New here: `--num-layers-per-stage`, `--device`, `--metrics-file`, `--eval-at-start`,
+  `--debug-pipeline-messages`, `--trace-pipeline`.
 - `--rampup-batch-size` with `--train-iters`, and `--step-batch-size-schedule` with
   `--global-batch-size`, are accepted with a notice, and applied. The global batch size is then the
   last one of the ramp.

@@ -1,4 +1,4 @@
-"""Turn JSON-lines text into the dataset files that training reads.
+r"""Turn JSON-lines text into the dataset files that training reads.
 
     python tools/preprocess_data.py --input corpus.jsonl --output-prefix corpus \
         --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt \
@@ -38,7 +38,7 @@ from megatron.training.datasets.text_input import TextInput, find_inputs, total_
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessArguments(ArgumentGroup):
-    """Input and output."""
+    """Input and output"""
 
     input: str = arg(REQUIRED, "JSON-lines file or glob of files, plain or .gz.")
     json_keys: tuple[str, ...] = arg(("text",), "Keys to extract; each makes one dataset.")

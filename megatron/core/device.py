@@ -64,7 +64,8 @@ class Device:
             return {name: size / 2**20 for name, size in stats.items()}
         with open("/proc/self/statm") as statm:
             resident = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        # The kernel updates the peak lazily, so it can lag behind the present value.
+        peak = max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10)
         return {
             "allocated": resident,
             "max allocated": peak,

@@ -115,10 +115,19 @@ class OptimizerParamScheduler:
         Raises ValueError when they differ and neither flag says which to take.
         """
         for name, stored in state.items():
-            if name != "num_steps":
+            if name != "num_steps" and name not in self._without_effect():
                 setattr(self, name, self._choose(name, getattr(self, name), stored))
         self.num_steps = 0
         self.step(int(state["num_steps"]))
+
+    def _without_effect(self) -> set[str]:
+        """Lengths that a constant value does not read; a longer run may change them."""
+        names = set()
+        if self.wd_incr_style == "constant":
+            names.add("wd_incr_steps")
+        if self.lr_decay_style == "constant":
+            names |= {"lr_decay_steps", "min_lr"}
+        return names
 
     def _choose(self, name: str, given: Any, stored: Any) -> Any:
         if self._override or given == stored:

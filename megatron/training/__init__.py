@@ -24,7 +24,7 @@ _HOME = {
     "print_rank_last": "printing",
 }
 
-__all__ = list(_HOME)  # noqa: PLE0605
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:

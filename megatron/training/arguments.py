@@ -99,7 +99,9 @@ def read_run(
         problems += unknown(leftover, known_flags(parser))
     explicit = stated(parser, argv)
     notices += apply_defaults(namespace, explicit, args_defaults or {})
-    if namespace.use_checkpoint_args and read_checkpoint_args is not None:
+    if namespace.use_checkpoint_args and read_checkpoint_args is None:
+        problems.append("--use-checkpoint-args: this program reads none; give the model flags")
+    elif namespace.use_checkpoint_args and read_checkpoint_args is not None:
         notices += take_checkpoint_args(namespace, explicit, read_checkpoint_args(namespace))
     problems += missing(namespace, unreadable)
 
@@ -150,7 +152,10 @@ def validate_args(
 def build_parser(extra_args_provider: ExtraArgs | None = None) -> CommandLine:
     """The argparse parser with every flag of every group and table."""
     parser = CommandLine(
-        description="Megatron-LM Arguments", allow_abbrev=False, exit_on_error=False
+        description="Megatron-LM Arguments",
+        usage="%(prog)s --FLAG VALUE ...",
+        allow_abbrev=False,
+        exit_on_error=False,
     )
     for cls in GROUPS.values():
         add_group(parser, cls)

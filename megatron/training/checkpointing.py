@@ -24,6 +24,7 @@ from megatron.training.checkpoint_files import (
 )
 from megatron.training.checkpoint_state import ModelState, OptimizerState, load_tensors
 from megatron.training.model_setup import Trainer
+from megatron.training.progress import ProgressFile
 from megatron.training.session import Session, TrainState
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Checkpointer:
         self._last_saved: int | None = None
         self._pending: _Pending | None = None
         self._group: dist.ProcessGroup | None = None
+        self.progress: ProgressFile | None = None  # told of every save, on rank 0
 
     def load(self) -> TrainState:
         """Bring the trainer to where the checkpoint that `--load` names left it.
@@ -133,6 +135,8 @@ class Checkpointer:
         if not self._trainer.session.is_first_rank:
             return
         pending.folder.complete(pending.iteration, pending.common)
+        if self.progress is not None:
+            self._note_progress(pending.common["state"])
         retain = self._arguments.save_retain_interval
         if retain is not None:
             pending.folder.drop_unretained(pending.iteration, retain)
@@ -140,6 +144,15 @@ class Checkpointer:
             "  successfully saved checkpoint from iteration %7d to %s",
             pending.iteration,
             pending.folder.root,
+        )
+
+    def _note_progress(self, state: dict[str, Any]) -> None:
+        assert self.progress is not None
+        self.progress.saved_checkpoint(
+            state["iteration"],
+            num_flops_so_far=state["floating_point_operations"],
+            num_tokens_so_far=state["consumed_train_samples"]
+            * self._trainer.session.run.model.seq_length,
         )
 
     def _find(self) -> tuple[CheckpointFolder, int | str, bool] | None:
@@ -216,7 +229,9 @@ class Checkpointer:
             return future
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        return dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+        future = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+        assert isinstance(future, Future), "a stager of our own would give more than a future"
+        return future
 
 
 class _Pending:
@@ -228,7 +243,7 @@ class _Pending:
 
 
 def _check_arguments(session: Session, stored: dict[str, Any]) -> None:
-    """Raise CheckpointError, naming every difference, if the model is not the one that was saved."""
+    """Raise CheckpointError, naming every difference, if the saved model is another one."""
     given = vars(session.namespace)
     differences = [
         f"{name} is {given.get(name)} here and {stored[name]} there"

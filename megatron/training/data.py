@@ -58,7 +58,7 @@ def train_valid_test_num_samples(run: RunConfig) -> tuple[int, int, int]:
     train = run.training.train_samples or train_iters * batch
     interval, eval_iters = run.validation.eval_interval, run.validation.eval_iters
     evaluations = 1 + (train_iters // interval if interval else 0)
-    evaluations += int(getattr(run.validation, "eval_at_start", False))
+    evaluations += int(run.validation.eval_at_start)
     return train, evaluations * eval_iters * batch, eval_iters * batch
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import pathlib
 import shlex
 from typing import Any, NamedTuple
 
 from megatron.core.datasets.utils import DatasetError, get_blend_from_list
-
-logger = logging.getLogger(__name__)
 
 _DEFAULT_SPLIT = "969, 30, 1"
 _SPLITS = ("train", "valid", "test")
@@ -41,8 +38,6 @@ def data_source_of(args: argparse.Namespace) -> DataSource:
     paths = args.data_path
     if args.data_args_path is not None:
         paths = shlex.split(_read(args.data_args_path, "--data-args-path"))
-    if args.split is None:
-        logger.warning("--split is not given; train, valid and test take %s", _DEFAULT_SPLIT)
     return DataSource(blend=get_blend_from_list(paths), split=args.split or _DEFAULT_SPLIT)
 
 

@@ -24,7 +24,8 @@ from megatron.core.timers import Timers
 from megatron.core.tokenizers.padding import padded_vocab_size
 from megatron.training.arguments import parse_run
 from megatron.training.banner import argument_dump, size_line
-from megatron.training.config import RunConfig
+from megatron.training.checkpoint_files import CheckpointFolder, read_common
+from megatron.training.config import ConfigError, RunConfig
 from megatron.training.global_vars import hold_session
 from megatron.training.pipeline_setup import Pipeline
 from megatron.training.session import Session
@@ -54,6 +55,7 @@ def initialize_megatron(
         extra_args_provider=extra_args_provider,
         args_defaults=args_defaults or {},
         ignore_unknown_args=ignore_unknown_args,
+        read_checkpoint_args=_read_checkpoint_args,
     )
     pipeline = _pipeline_or_exit(run, rank)
     setup_logging(rank, run.logging.logging_level)
@@ -162,18 +164,28 @@ def _make_deterministic(device: Device) -> None:
 
 
 def _pad_vocabulary(run: RunConfig, tokenizer: Any) -> int:
-    if run.tokenizer.padded_vocab_size is not None:
-        return run.tokenizer.padded_vocab_size
-    size = run.tokenizer.vocab_size or tokenizer.vocab_size
+    """Rows of the embedding and the head."""
+    settings = run.tokenizer
+    if settings.padded_vocab_size is not None:
+        return settings.padded_vocab_size
+    size = settings.vocab_size or tokenizer.vocab_size
+    if not settings.pad_vocab_size:
+        return size
     padded = padded_vocab_size(
-        max(size, tokenizer.vocab_size),
-        divisible_by=run.tokenizer.make_vocab_size_divisible_by,
+        size,
+        divisible_by=settings.make_vocab_size_divisible_by,
         tensor_parallel_size=run.sizes.tp,
     )
     logger.info(
-        " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
-        tokenizer.vocab_size,
-        padded - tokenizer.vocab_size,
-        padded,
+        " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", size, padded - size, padded
     )
     return padded
+
+
+def _read_checkpoint_args(namespace: argparse.Namespace) -> dict[str, Any]:
+    """The arguments stored in the checkpoint that `--load` names, for `--use-checkpoint-args`."""
+    folder = CheckpointFolder(namespace.load or namespace.pretrained_checkpoint)
+    iteration = folder.newest() if namespace.ckpt_step is None else namespace.ckpt_step
+    if iteration is None:
+        raise ConfigError([f"--use-checkpoint-args: {folder.root} holds no checkpoint"])
+    return read_common(folder.existing_path(iteration))["args"]

@@ -71,7 +71,7 @@ def run_warnings(run: Run, vocab: int | None = None) -> list[str]:
 def pair_warnings(pair: Comparison) -> list[str]:
     """What stands in the way of comparing two runs."""
     candidates = (
-        _different_lengths(pair),
+        _different_iterations(pair),
         _different_intervals(pair),
         _different_setting(
             pair, GLOBAL_BATCH_SIZE, "so their iterations do not hold the same work"
@@ -170,21 +170,22 @@ def _repeated_iterations(run: Run) -> str | None:
     repeated = run.log.repeated
     if not repeated:
         return None
+    others = f" and {len(repeated) - 1} more" if len(repeated) > 1 else ""
     return (
-        f"{run.name} logs {len(repeated)} iterations more than once with different values "
-        f"(the first is {repeated[0]}), after a restart or from several ranks; "
-        "the last of each counts"
+        f"{run.name} logs iteration {repeated[0]}{others} again with other values, after a restart "
+        "or from several ranks; the last record of each counts"
     )
 
 
-def _different_lengths(pair: Comparison) -> str | None:
+def _different_iterations(pair: Comparison) -> str | None:
     base, run = pair.base, pair.run
-    if base.iterations == run.iterations:
+    common = len(common_records(base, run))
+    if common == len(base.log.records) == len(run.log.records):
         return None
+    has = [f"{r.name} has {len(r.log.records)} records of {r.iterations}" for r in (base, run)]
     return (
-        f"the logs differ in length: {base.name} has iterations {base.iterations}, {run.name} "
-        f"{run.iterations}; losses are compared at the {len(common_records(base, run))} that "
-        "both have"
+        f"the logs hold different iterations: {', '.join(has)}; losses are compared at the "
+        f"{common} that both have"
     )
 
 
@@ -193,8 +194,8 @@ def _different_intervals(pair: Comparison) -> str | None:
     if base is None or run is None or base == run:
         return None
     return (
-        f"{pair.base.name} logs every {base} iterations and {pair.run.name} every {run}; a record "
-        "holds averages since the one before, so even equal runs print different losses"
+        f"the logs differ in --log-interval: {pair.base.name} {base}, {pair.run.name} {run}; a "
+        "record holds averages since the one before, so even equal runs print different losses"
     )
 
 

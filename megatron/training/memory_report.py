@@ -86,7 +86,7 @@ def count_parameters(
     for name, parameter in distinct.values():
         own[2] += parameter.numel()
         is_split = getattr(parameter, "tensor_model_parallel", False)
-        is_tied_copy = getattr(parameter, "shared_embedding", False)
+        is_tied_copy = getattr(parameter, "shared", False)
         if (is_split or tensor_parallel_rank == 0) and not is_tied_copy:
             own[0 if "decoder." in name else 1] += parameter.numel()
     gathered = [own]

@@ -26,6 +26,8 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.passes.communication i
     lower,
 )
 from megatron.core.stage_context import StageContext
+from megatron.training.banner import parameter_line
+from megatron.training.memory_report import ParameterCounts, count_parameters
 from megatron.training.session import Session
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class Trainer:
     runtime: PipelineRuntime
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
+    parameter_counts: ParameterCounts  # of the whole model, as built
 
     @property
     def model(self) -> list[DistributedDataParallel]:
@@ -63,7 +66,12 @@ def build_trainer(session: Session, model_provider: ModelProvider) -> Trainer:
         config.grad_scale_func = optimizer.scale_loss
         config.finalize_model_grads_func = _finalizer(session)
     scheduler = _build_scheduler(session, optimizer)
-    return Trainer(session, stages, runtime, optimizer, scheduler)
+    counts = count_parameters(
+        (named for chunk in model for named in chunk.module.named_parameters()),
+        tensor_parallel_rank=session.groups.position.tp,
+        group=session.groups.model,
+    )
+    return Trainer(session, stages, runtime, optimizer, scheduler, counts)
 
 
 def get_model(session: Session, model_provider: ModelProvider) -> list[StageCompute]:
@@ -79,7 +87,7 @@ def get_model(session: Session, model_provider: ModelProvider) -> list[StageComp
     ddp_config = DistributedDataParallelConfig(
         overlap_grad_reduce=session.run.parallel.overlap_grad_reduce,
         use_distributed_optimizer=session.run.optimizer.use_distributed_optimizer,
-        check_for_nan_in_grad=session.run.precision.check_for_nan_in_loss_and_grad,
+        check_for_nan_in_grad=session.run.check_for_nan_in_loss_and_grad,
     )
     stages = []
     for module, context in zip(modules, contexts, strict=True):
@@ -152,7 +160,7 @@ def _check_weights(session: Session, stages: list[StageCompute]) -> None:
 
 
 def check_tied_copies(session: Session, stages: list[StageCompute]) -> None:
-    """Raise ValueError unless a tied embedding and its copy on another rank are equal. Collective."""
+    """Raise ValueError unless a tied embedding and its copy on another rank agree. Collective."""
     group = session.groups.embedding
     copies = [s for s in stages if s.context.tied_head == "copy"]
     ends = [s for s in copies if s.context.is_first or s.context.is_last]
@@ -171,11 +179,10 @@ def _report_parameters(session: Session, modules: list[torch.nn.Module]) -> None
     position = session.groups.position
     if position.dp == 0:
         count = sum(p.numel() for p in {p for m in modules for p in m.parameters()})
-        print(
-            f" > number of parameters on (tensor, pipeline) model parallel rank "
-            f"({position.tp}, {position.pp}): {count}",
-            flush=True,
+        line = parameter_line(
+            tensor_rank=position.tp, pipeline_rank=position.pp, num_parameters=count
         )
+        print(line, flush=True)
 
 
 def _build_runtime(session: Session, stages: list[StageCompute]) -> PipelineRuntime:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.training.memory_report import MemoryReporter, memory_line, memory_scalars
+from megatron.core.transformer.kernels import kernel_choices
+from megatron.training.memory_report import (
+    ActivationSizes,
+    MemoryReporter,
+    memory_line,
+    memory_scalars,
+    peak_layers_in_flight,
+    theoretical_report,
+)
 from megatron.training.metrics_file import MetricsFile
 from megatron.training.model_setup import Trainer
 from megatron.training.session import Session, TrainState
 from megatron.training.step_report import StepReport
+from megatron.training.throughput import throughput_notice
 from megatron.training.training_log import TrainingLog
 from megatron.training.writers import WriterOptions, Writers, open_writers
+
+logger = logging.getLogger(__name__)
 
 _TIMERS = ("forward-backward", "optimizer")
 
@@ -26,20 +38,34 @@ class Reporting:
     log: TrainingLog
     memory: MemoryReporter
     writers: Writers | None
+    estimate: list[str]  # lines of the memory estimate, until they are printed
 
     def record_step(self, report: StepReport, state: TrainState) -> None:
         """Tell of one step; on ranks that do not log, only what is collective."""
         logged = self.log.record_step(report)
         if self.memory.is_due(report.iteration, logged=logged):
-            if self.session.groups.position.dp == 0:
-                line = memory_line(self.session.rank, report.iteration, self.session.device)
-                print(line, flush=True)
+            self._report_memory(report.iteration)
         if logged and self.session.run.logging.timing_log_level > 0:
-            self.session.timers.log(
-                list(_TIMERS),
-                rank=self.session.logging_rank,
-                normalizer=self.session.run.logging.log_interval,
+            self._report_timers(report.iteration)
+
+    def _report_memory(self, iteration: int) -> None:
+        """The estimate once, from rank 0; what is used, from one replica's ranks."""
+        if self.estimate:
+            logger.info("%s", "\n".join(self.estimate))
+            self.estimate = []
+        if self.session.groups.position.dp == 0:
+            print(memory_line(self.session.rank, iteration, self.session.device), flush=True)
+
+    def _report_timers(self, iteration: int) -> None:
+        """Collective: the times of all ranks are gathered."""
+        session, settings = self.session, self.session.run.logging
+        if settings.log_timers_to_tensorboard:
+            session.timers.write(
+                _TIMERS, self.writers, iteration, normalizer=settings.log_interval, reset=False
             )
+        text = session.timers.report(_TIMERS, normalizer=settings.log_interval)
+        if text and session.is_logging_rank:
+            print(text, flush=True)
 
 
 @contextlib.contextmanager
@@ -67,26 +93,57 @@ def open_reporting(trainer: Trainer, state: TrainState) -> Iterator[Reporting]:
             writer=writers,
             metrics=metrics,
         )
-        yield Reporting(session, log, MemoryReporter(run.logging.log_memory_interval), writers)
+        _log_start(trainer)
+        memory = MemoryReporter(run.logging.log_memory_interval)
+        yield Reporting(session, log, memory, writers, _memory_estimate(trainer))
+
+
+def _log_start(trainer: Trainer) -> None:
+    """What was chosen for this run, and why (rank 0)."""
+    for part, choice in kernel_choices(trainer.model[0].config, trainer.session.device).items():
+        logger.info("kernel: %s: %s", part, choice)
+    if trainer.session.run.logging.log_throughput:
+        logger.info("%s", throughput_notice("causal", trainer.session.model_sizes))
+
+
+def _memory_estimate(trainer: Trainer) -> list[str]:
+    session, run = trainer.session, trainer.session.run
+    sharded = run.optimizer.use_distributed_optimizer
+    activations = None
+    if run.recompute_granularity != "full":
+        plan = session.pipeline.plan_for(run.num_microbatches)
+        activations = ActivationSizes(
+            seq_length=run.model.seq_length,
+            micro_batch_size=run.training.micro_batch_size,
+            hidden_size=run.model.hidden_size,
+            ffn_hidden_size=run.ffn_hidden_size,
+            tensor_parallel_size=session.groups.sizes.tp,
+            peak_layers_in_flight=peak_layers_in_flight(plan, session.pipeline.layers_per_stage),
+        )
+    return theoretical_report(
+        trainer.parameter_counts,
+        distributed_optimizer_size=session.groups.sizes.dp if sharded else 1,
+        activations=activations,
+    )
 
 
 def _open_writers(session: Session) -> Writers | None:
-    logging = session.run.logging
+    given = session.run.logging
     options = WriterOptions(
-        tensorboard_dir=logging.tensorboard_dir,
-        tensorboard_log_interval=logging.tensorboard_log_interval,
-        tensorboard_queue_size=logging.tensorboard_queue_size,
-        log_timers_to_tensorboard=logging.log_timers_to_tensorboard,
-        log_loss_scale_to_tensorboard=logging.log_loss_scale_to_tensorboard,
-        log_learning_rate_to_tensorboard=logging.log_learning_rate_to_tensorboard,
-        log_batch_size_to_tensorboard=logging.log_batch_size_to_tensorboard,
-        log_world_size_to_tensorboard=logging.log_world_size_to_tensorboard,
-        log_memory_to_tensorboard=logging.log_memory_to_tensorboard,
-        log_validation_ppl_to_tensorboard=logging.log_validation_ppl_to_tensorboard,
-        wandb_project=logging.wandb_project,
-        wandb_exp_name=logging.wandb_exp_name,
-        wandb_entity=logging.wandb_entity,
-        wandb_save_dir=logging.wandb_save_dir,
+        tensorboard_dir=given.tensorboard_dir,
+        tensorboard_log_interval=given.tensorboard_log_interval,
+        tensorboard_queue_size=given.tensorboard_queue_size,
+        log_timers_to_tensorboard=given.log_timers_to_tensorboard,
+        log_loss_scale_to_tensorboard=given.log_loss_scale_to_tensorboard,
+        log_learning_rate_to_tensorboard=given.log_learning_rate_to_tensorboard,
+        log_batch_size_to_tensorboard=given.log_batch_size_to_tensorboard,
+        log_world_size_to_tensorboard=given.log_world_size_to_tensorboard,
+        log_memory_to_tensorboard=given.log_memory_to_tensorboard,
+        log_validation_ppl_to_tensorboard=given.log_validation_ppl_to_tensorboard,
+        wandb_project=given.wandb_project,
+        wandb_exp_name=given.wandb_exp_name,
+        wandb_entity=given.wandb_entity,
+        wandb_save_dir=given.wandb_save_dir,
         save=session.run.checkpoint.save,
     )
     return open_writers(

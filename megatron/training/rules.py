@@ -132,6 +132,14 @@ def overlapped_gather_needs_shards(run: RunConfig) -> str | None:
 # Pipeline
 
 
+def chunks_are_whole(run: RunConfig) -> str | None:
+    try:
+        assert run.interleaving[0] >= 1, "a rank holds a chunk"
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def schedule_exists(run: RunConfig) -> str | None:
     asked, flag = run.asked_schedule
     if run.plan_file is not None:
@@ -160,10 +168,7 @@ def one_schedule_is_named(run: RunConfig) -> str | None:
 
 
 def chunks_fit_the_schedule(run: RunConfig) -> str | None:
-    try:
-        chunks, chunk_flag = run.interleaving
-    except ValueError as error:
-        return str(error)
+    chunks, chunk_flag = run.interleaving
     asked, flag = run.asked_schedule
     kind = SCHEDULES[asked].placement if asked in SCHEDULES else None
     by_rank = run.parallel.pipeline_model_parallel_size
@@ -340,6 +345,7 @@ RULES: tuple[Rule, ...] = (
     sequence_divides,
     experts_divide,
     overlapped_gather_needs_shards,
+    chunks_are_whole,
     schedule_exists,
     one_schedule_is_named,
     chunks_fit_the_schedule,

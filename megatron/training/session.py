@@ -37,23 +37,26 @@ class Session:
     def rank(self) -> int:
         return self.groups.rank
 
+    @property
+    def model_sizes(self) -> ModelSizes:
+        """What the count of floating-point operations depends on."""
+        model, run = self.run.model, self.run
+        return ModelSizes(
+            num_layers=model.num_layers,
+            hidden_size=model.hidden_size,
+            ffn_hidden_size=run.ffn_hidden_size,
+            num_attention_heads=model.num_attention_heads,
+            num_query_groups=run.num_query_groups or model.num_attention_heads,
+            kv_channels=run.kv_channels,
+            padded_vocab_size=self.padded_vocab_size,
+            seq_length=model.seq_length,
+            swiglu=model.swiglu,
+        )
+
     @cached_property
     def flops_per_sample(self) -> float:
         """Floating-point operations of one sequence, forward and backward (formula M)."""
-        model, run = self.run.model, self.run
-        return causal_flops_per_sample(
-            ModelSizes(
-                num_layers=model.num_layers,
-                hidden_size=model.hidden_size,
-                ffn_hidden_size=run.ffn_hidden_size,
-                num_attention_heads=model.num_attention_heads,
-                num_query_groups=run.num_query_groups or model.num_attention_heads,
-                kv_channels=run.kv_channels,
-                padded_vocab_size=self.padded_vocab_size,
-                seq_length=model.seq_length,
-                swiglu=model.swiglu,
-            )
-        )
+        return causal_flops_per_sample(self.model_sizes)
 
     @property
     def params_dtype(self) -> torch.dtype:

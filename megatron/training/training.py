@@ -1,15 +1,15 @@
-"""The main flow of a training run: `pretrain` -> `train` -> `train_step` -> the pipeline runtime."""
+"""The main flow of a run: `pretrain` -> `train` -> `train_step` -> the pipeline runtime."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
-
 
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import ForwardStep
 from megatron.training.banner import datetime_line
@@ -20,6 +20,7 @@ from megatron.training.exit_conditions import ExitConditions
 from megatron.training.initialize import initialize_megatron
 from megatron.training.losses import LossMeter
 from megatron.training.model_setup import ModelProvider, Trainer, build_trainer
+from megatron.training.progress import ProgressFile
 from megatron.training.reporting import Reporting, open_reporting
 from megatron.training.session import TrainState
 from megatron.training.step_report import StepReport
@@ -49,6 +50,12 @@ def pretrain(
     data = build_run_data(session, train_valid_test_dataset_provider, state)
     _log_time("after dataloaders are built")
     logger.info("done with setup ...")
+    if session.run.logging.log_progress and session.run.checkpoint.save and session.is_first_rank:
+        checkpointer.progress = ProgressFile(
+            session.run.checkpoint.save,
+            world_size=session.run.world_size,
+            num_flops_so_far=state.floating_point_operations,
+        )
     with open_reporting(trainer, state) as reporting:
         if session.run.training.skip_train:
             logger.info("skipping training (--skip-train is on) ...")
@@ -75,7 +82,7 @@ def train(
     with ExitStack() as stack:
         conditions = stack.enter_context(ExitConditions(trainer.session))
         _log_time("before the start of training step")
-        if getattr(run.validation, "eval_at_start", False) and data.valid is not None and state.iteration == 0:
+        if run.validation.eval_at_start and data.valid is not None and state.iteration == 0:
             evaluate_and_report(
                 trainer, forward_step, data.valid, state, reporting.log, "iteration 0"
             )
@@ -87,15 +94,16 @@ def train(
             reporting.record_step(report, state)
             checkpointer.poll()
             _stop_on_bad_loss(trainer, report)
-            _collect_garbage(trainer, state)
             reason = conditions.reason_to_exit(state.iteration)
-            if reason is None and _evaluation_is_due(trainer, data, state):
+            evaluate_now = reason is None and _evaluation_is_due(trainer, data, state)
+            if evaluate_now:
                 with reporting.log.pause():
                     assert data.valid is not None
                     prefix = f"iteration {state.iteration}"
                     evaluate_and_report(
                         trainer, forward_step, data.valid, state, reporting.log, prefix
                     )
+            _collect_garbage(trainer, state, evaluated=evaluate_now)
             if reason is not None or _save_is_due(trainer, state):
                 with reporting.log.pause():
                     checkpointer.save(state)
@@ -116,14 +124,18 @@ def train_step(
     for stage in trainer.stages:
         stage.context.random.iteration = state.iteration
     optimizer.zero_grad()
+    timers, barrier = session.timers, session.run.logging.barrier_with_L1_time
+    timers("forward-backward", log_level=1).start(barrier=barrier)
     reported = run_iteration(
         trainer, forward_step, iterators, session.microbatches.get(), forward_only=False
     )
+    timers("forward-backward").stop()
     batch = session.microbatches.current_global_batch_size
-    timer = session.timers("optimizer", log_level=1)
-    timer.start()
+    timers("optimizer", log_level=1).start(barrier=barrier)
+    start = time.perf_counter()
     result = optimizer.step()
-    timer.stop()
+    optimizer_s = time.perf_counter() - start
+    timers("optimizer").stop()
     if result.applied:
         trainer.scheduler.step(batch)
     state.iteration += 1
@@ -131,12 +143,11 @@ def train_step(
     state.floating_point_operations += session.flops_per_sample * batch
     meter = LossMeter(session.groups.dp)
     meter.add(reported)
-    losses = meter.means()
     return StepReport(
         iteration=state.iteration,
         consumed_samples=state.consumed_train_samples,
         skipped_samples=state.skipped_train_samples,
-        losses=losses if result.applied else {},
+        losses=meter.means(),
         learning_rate=_learning_rate(trainer, decoupled=False),
         decoupled_learning_rate=_learning_rate(trainer, decoupled=True),
         global_batch_size=batch,
@@ -145,7 +156,7 @@ def train_step(
         num_zeros=result.num_zeros,
         params_norm=_params_norm(trainer),
         skipped=not result.applied,
-        timings_ms=_timings_ms(trainer, iterators),
+        timings_ms=_timings_ms(trainer, iterators, optimizer_s),
     )
 
 
@@ -220,20 +231,24 @@ def _params_norm(trainer: Trainer) -> float | None:
     return trainer.optimizer.params_norm()
 
 
-def _timings_ms(trainer: Trainer, iterators: StageIterators) -> dict[str, float]:
+def _timings_ms(
+    trainer: Trainer, iterators: StageIterators, optimizer_s: float
+) -> dict[str, float]:
     """What this rank's host time of the iteration went into."""
     times = trainer.runtime.times
     timings = {f"compute {op.value}": 1e3 * spent for op, spent in times.compute.items()}
     timings["waiting"] = 1e3 * times.waiting
     timings["communication"] = 1e3 * times.communication
+    timings["optimizer"] = 1e3 * optimizer_s
     timings["data"] = 1e3 * sum(i.take_waited_s() for i in iterators if i is not None)
     return timings
 
 
-def _collect_garbage(trainer: Trainer, state: TrainState) -> None:
+def _collect_garbage(trainer: Trainer, state: TrainState, *, evaluated: bool) -> None:
+    """With manual collection: at its interval, and after an evaluation unless told not to."""
     fusion = trainer.session.run.fusion
     due = fusion.manual_gc_interval and state.iteration % fusion.manual_gc_interval == 0
-    if fusion.manual_gc and due:
+    if fusion.manual_gc and (due or (evaluated and fusion.manual_gc_eval)):
         gc.collect()
 
 

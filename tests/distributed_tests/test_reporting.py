@@ -68,7 +68,7 @@ def counts(rank: int) -> ParameterCounts:
     else:
         stage.decoder = nn.Linear(4, 2, bias=False)
         stage.output_layer = nn.Linear(3, 4, bias=False)
-        stage.output_layer.weight.shared_embedding = True  # type: ignore[attr-defined]
+        stage.output_layer.weight.shared = True  # type: ignore[attr-defined]
     return count_parameters(stage.named_parameters(), group=dist.group.WORLD)
 
 

@@ -48,7 +48,10 @@ def test_ramp_follows_the_formula(start, increment, samples, final):
 
 def test_ramp_moves_the_calculator():
     calculator = build_num_microbatches_calculator(
-        global_batch_size=64, micro_batch_size=4, data_parallel_size=2, rampup_batch_size=[16, 16, 96]
+        global_batch_size=64,
+        micro_batch_size=4,
+        data_parallel_size=2,
+        rampup_batch_size=[16, 16, 96],
     )
     seen = []
     for consumed in (0, 31, 32, 64, 96, 97):
@@ -59,7 +62,10 @@ def test_ramp_moves_the_calculator():
 
 def test_indivisible_batch_is_refused_when_reached():
     calculator = build_num_microbatches_calculator(
-        global_batch_size=64, micro_batch_size=8, data_parallel_size=1, rampup_batch_size=[16, 4, 96]
+        global_batch_size=64,
+        micro_batch_size=8,
+        data_parallel_size=1,
+        rampup_batch_size=[16, 4, 96],
     )
     with pytest.raises(ValueError, match=r"20 is not a multiple of .* = 8; use 16 or 24"):
         calculator.update(8)

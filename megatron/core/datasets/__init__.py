@@ -11,5 +11,6 @@
 | `blended_megatron_dataset_config.py` | settings of all of the above; parsing of the split string |
 | `blended_megatron_dataset_builder.py` | config -> train, valid and test datasets, on every rank |
 | `index_cache.py` | indices kept on disk, safe when many processes build them at once |
+| `megatron_tokenizer.py` | Megatron's import location of the tokenizers' base class |
 | `utils.py` | `Split`, `get_blend_from_list`, `DatasetError` |
 """

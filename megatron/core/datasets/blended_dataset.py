@@ -99,13 +99,15 @@ def blend_order(
     """Which dataset each of `size` samples comes from.
 
     Sample i comes from the dataset that is furthest behind its share, the first that maximises
-    w_k * max(i, 1) - count_k; one that has given `limits[k]` samples gives no more. Each choice
-    depends on all before it, so this is a loop; a step is a few numpy calls on K numbers and
-    takes about 3 µs, for a hundred datasets as for two (a million samples in 3 s).
+    w_k * max(i, 1) - count_k; one that has given `limits[k]` samples gives no more, one of weight
+    0 gives none (the formula alone would let it win a tie). Each choice depends on all before it,
+    so this is a loop; a step is a few numpy calls on K numbers and takes about 3 µs, for a hundred
+    datasets as for two (a million samples in 3 s).
     """
     shares = normalized(weights)
     remaining = np.full(len(shares), -1) if limits is None else np.asarray(limits, np.int64)
-    counts = np.where(remaining == 0, np.inf, 0.0)  # infinitely far ahead: never chosen
+    # Infinitely far ahead: never chosen.
+    counts = np.where((remaining == 0) | (shares == 0), np.inf, 0.0)
     deficits = np.empty_like(shares)
     order = np.empty(size, np.int16)
     for i in range(size):

@@ -50,4 +50,5 @@ def _sum_tied_uses(
         use.parameter.main_grad.add_(use.main_grad)  # type: ignore[attr-defined]
     if embedding_group is not None and not further_uses:
         for region in regions:
-            dist.all_reduce(region.parameter.main_grad, group=embedding_group)
+            main_grad: torch.Tensor = region.parameter.main_grad  # type: ignore[attr-defined]
+            dist.all_reduce(main_grad, group=embedding_group)

@@ -99,7 +99,7 @@ def _entry(
         buffer=buffer,
         slice_index=index,
         param_slices=slices,
-        is_tied_copy=getattr(parameter, "shared_embedding", False),
+        is_tied_copy=getattr(parameter, "shared", False),
     )
 
 

@@ -22,11 +22,3 @@ def padded_vocab_size(
             raise TokenizerError(f"{name} {value} is below 1; use a positive number")
     unit = divisible_by * tensor_parallel_size
     return -(-vocab_size // unit) * unit
-
-
-def padding_message(vocab_size: int, padded_size: int) -> str:
-    """Megatron's start-up line about padding."""
-    return (
-        f" > padded vocab (size: {vocab_size}) with {padded_size - vocab_size} dummy tokens "
-        f"(new size: {padded_size})"
-    )

@@ -50,6 +50,7 @@ class SelfAttention(MegatronModule):
         self.stage = stage if stage is not None else StageContext()
         head_dim, groups = config.head_dim, config.query_groups
         self.head_dim = head_dim
+        self._recomputes_core = config.recomputes("core_attn")
         self.heads_per_group = config.num_attention_heads // groups
         self.linear_qkv = build_module(
             submodules.linear_qkv,
@@ -96,7 +97,7 @@ class SelfAttention(MegatronModule):
         """(S, B, H) -> ((S, B, H), the output bias if it was not added)."""
         qkv, _ = self.linear_qkv(hidden_states)  # (S, B, (heads + 2 G) D/t)
         query, key, value = self._split(qkv, rotary_pos_emb)
-        if self.training and self.config.recomputes("core_attn"):
+        if self._recomputes_core and self.training:
             context = recomputed(
                 self.core_attention, self.stage.random, query, key, value, attention_mask
             )

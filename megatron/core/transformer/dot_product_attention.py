@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import torch
@@ -56,22 +55,29 @@ class DotProductAttention(MegatronModule):
         `attention_mask` is bool, broadcasts to (B, heads, S, S), and is True where a key is hidden
         (Megatron's sense). Without one the mask is the layer's type, and no (S, S) tensor is made.
         """
-        dropout = self.attention_dropout if self.training else 0.0
-        # The heads are split over tensor-parallel ranks, and so are the masks.
-        keyed = (
-            self.stage.random.dropout(query, self.layer_number, "attention", per_tensor_rank=True)
-            if dropout > 0.0
-            else contextlib.nullcontext()
+        if not self.training or self.attention_dropout == 0.0:
+            return self._attend(query, key, value, attention_mask, 0.0)
+        # The heads are split over tensor-parallel ranks, and so are the dropped probabilities.
+        place = (self.layer_number, "attention")
+        with self.stage.random.dropout(query, *place, per_tensor_rank=True):
+            return self._attend(query, key, value, attention_mask, self.attention_dropout)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        hidden_keys: torch.Tensor | None,
+        dropout: float,
+    ) -> torch.Tensor:
+        context = functional.scaled_dot_product_attention(
+            query.permute(1, 2, 0, 3),
+            key.permute(1, 2, 0, 3),
+            value.permute(1, 2, 0, 3),
+            attn_mask=None if hidden_keys is None else ~hidden_keys,
+            dropout_p=dropout,
+            is_causal=hidden_keys is None and self.attn_mask_type.is_causal,
+            scale=self.softmax_scale,
+            enable_gqa=query.shape[2] != key.shape[2],
         )
-        with keyed:
-            context = functional.scaled_dot_product_attention(
-                query.permute(1, 2, 0, 3),
-                key.permute(1, 2, 0, 3),
-                value.permute(1, 2, 0, 3),
-                attn_mask=None if attention_mask is None else ~attention_mask,
-                dropout_p=dropout,
-                is_causal=attention_mask is None and self.attn_mask_type.is_causal,
-                scale=self.softmax_scale,
-                enable_gqa=query.shape[2] != key.shape[2],
-            )
         return context.permute(2, 0, 1, 3).flatten(2)

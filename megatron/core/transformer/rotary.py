@@ -18,9 +18,6 @@ class Rotation(NamedTuple):
     sin: torch.Tensor
     interleaved: bool  # pairs (0, 1), (2, 3), ...; else channel i with channel i + D'/2
 
-    def inverse(self) -> Rotation:
-        return Rotation(self.cos, -self.sin, self.interleaved)
-
 
 class RotaryEmbedding(torch.nn.Module):
     """Makes rotations; angles are computed in fp32 and kept per (length, device, dtype).
@@ -95,6 +92,8 @@ def split_qkv(
     The channels of a group are its R query heads, its key, its value.
     """
     grouped = qkv.unflatten(-1, (-1, heads_per_group + 2, head_dim))
+    if heads_per_group == 1:
+        return grouped.unbind(3)  # fewer views than the way below
     q, k, v = grouped.split((heads_per_group, 1, 1), dim=3)
     return q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
 
@@ -120,7 +119,7 @@ class _Rotate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _rotate_into(torch.empty_like(grad), grad, ctx.rotation.inverse()), None
+        return _rotate_into(torch.empty_like(grad), grad, ctx.rotation, backwards=True), None
 
 
 class _SplitAndRotate(torch.autograd.Function):
@@ -136,12 +135,11 @@ class _SplitAndRotate(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         ctx.rotation = rotation
         s, b, g, heads, d = qkv.shape
-        r = heads - 2
-        q, k = qkv.new_empty(s, b, g, r, d), qkv.new_empty(s, b, g, 1, d)
-        _rotate_into(q, qkv[..., :r, :], rotation)
-        _rotate_into(k, qkv[..., r : r + 1, :], rotation)
-        v = qkv[..., -1, :].clone(memory_format=torch.contiguous_format)
-        return q.view(s, b, g * r, d), k.view(s, b, g, d), v
+        q_in, k_in, v_in = qkv.split((heads - 2, 1, 1), dim=3)
+        q = _rotate_into(qkv.new_empty(s, b, g, heads - 2, d), q_in, rotation)
+        k = _rotate_into(qkv.new_empty(s, b, g, 1, d), k_in, rotation)
+        v = v_in.clone(memory_format=torch.contiguous_format)
+        return q.view(s, b, g * (heads - 2), d), k.view(s, b, g, d), v.view(s, b, g, d)
 
     @staticmethod
     def backward(
@@ -149,28 +147,30 @@ class _SplitAndRotate(torch.autograd.Function):
     ) -> tuple[torch.Tensor, None]:
         s, b, g, d = grad_k.shape
         r = grad_q.shape[2] // g
-        inverse = ctx.rotation.inverse()
         grad = grad_q.new_empty(s, b, g, r + 2, d)
-        _rotate_into(grad[..., :r, :], grad_q.unflatten(2, (g, r)), inverse)
-        _rotate_into(grad[..., r : r + 1, :], grad_k.unsqueeze(3), inverse)
-        grad[..., -1, :] = grad_v
+        q_part, k_part, v_part = grad.split((r, 1, 1), dim=3)
+        _rotate_into(q_part, grad_q.unflatten(2, (g, r)), ctx.rotation, backwards=True)
+        _rotate_into(k_part, grad_k.unsqueeze(3), ctx.rotation, backwards=True)
+        v_part.copy_(grad_v.unsqueeze(3))
         return grad, None
 
 
-def _rotate_into(out: torch.Tensor, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def _rotate_into(
+    out: torch.Tensor, x: torch.Tensor, rotation: Rotation, *, backwards: bool = False
+) -> torch.Tensor:
     """Write x (S, B, G, heads, D) rotated into `out`; channels beyond D' are copied."""
     cos, sin, interleaved = rotation
-    dim = 2 * cos.shape[-1]
-    (x1, x2), (out1, out2) = (_pairs(t, dim, interleaved) for t in (x, out))
-    torch.mul(x1, cos, out=out1).addcmul_(x2, sin, value=-1)
-    torch.mul(x2, cos, out=out2).addcmul_(x1, sin)
+    dim, sign = 2 * cos.shape[-1], -1 if backwards else 1
     if dim < x.shape[-1]:
         out[..., dim:] = x[..., dim:]
+        _rotate_into(out[..., :dim], x[..., :dim], rotation, backwards=backwards)
+        return out
+    (x1, x2), (out1, out2) = _pairs(x, interleaved), _pairs(out, interleaved)
+    torch.mul(x1, cos, out=out1).addcmul_(x2, sin, value=-sign)
+    torch.mul(x2, cos, out=out2).addcmul_(x1, sin, value=sign)
     return out
 
 
-def _pairs(x: torch.Tensor, dim: int, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, ...]:
     """The first and the second channel of each rotated pair."""
-    if interleaved:
-        return x[..., 0:dim:2], x[..., 1:dim:2]
-    return x[..., : dim // 2], x[..., dim // 2 : dim]
+    return (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)

@@ -53,6 +53,7 @@ class TransformerLayer(MegatronModule):
             raise ValueError("cross_attention of the layer's spec is set; it is not supported")
         self.stage = stage if stage is not None else StageContext()
         self.layer_number = self.stage.layer_offset + layer_number
+        self._recomputes_mlp = config.recomputes("mlp")
         self.hidden_dropout = config.hidden_dropout if hidden_dropout is None else hidden_dropout
         norm = {
             "config": config,
@@ -82,7 +83,7 @@ class TransformerLayer(MegatronModule):
         attended = self.self_attention(normed, attention_mask, rotary_pos_emb=rotary_pos_emb)
         hidden_states = self._add(self.self_attn_bda, attended, hidden_states, "attention_output")
         normed = self.pre_mlp_layernorm(hidden_states)
-        if self.training and self.config.recomputes("mlp"):
+        if self._recomputes_mlp and self.training:
             transformed = recomputed(self.mlp, self.stage.random, normed)
         else:
             transformed = self.mlp(normed)

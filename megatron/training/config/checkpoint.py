@@ -22,9 +22,7 @@ class CheckpointArguments(ArgumentGroup):
         None, "Keep only checkpoints at multiples of this (and the newest).", at_least=1
     )
     no_save_optim: bool = arg(False, "Leave optimizer state out of checkpoints.")
-    no_save_rng: bool = arg(False, "Leave random states out of checkpoints.")
     no_load_optim: bool = arg(False, "Do not read optimizer state.")
-    no_load_rng: bool = arg(False, "Do not read random states.")
     finetune: bool = arg(False, "Read weights only and start at iteration 0.")
     pretrained_checkpoint: str | None = arg(
         None, "Read weights from here, as with --finetune, when --load holds no checkpoint."
@@ -40,10 +38,9 @@ class CheckpointArguments(ArgumentGroup):
         False, "Stop when --load holds no checkpoint instead of starting from random weights."
     )
     ckpt_format: Literal["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"] = arg(
-        "torch_dist", "Format to write: torch_dist loads under any layout; torch is the old one."
+        "torch_dist", "Format to write; torch_dist loads under any layout."
     )
     async_save: bool = arg(False, "Write checkpoints in the background.")
-    auto_detect_ckpt_format: bool = arg(False, "Find out the format when loading.")
 
     def problems(self) -> Iterator[str]:
         """Intervals for what is saved; formats that exist here."""
@@ -55,9 +52,7 @@ class CheckpointArguments(ArgumentGroup):
                 f"--save-retain-interval {retain} is not a multiple of --save-interval {interval}; "
                 "change one"
             )
-        if self.ckpt_format in ("torch_dcp", "fsdp_dtensor"):
-            yield f"--ckpt-format {self.ckpt_format} is not supported; use torch_dist or torch"
-        if self.async_save and self.ckpt_format == "torch":
-            yield "--async-save needs --ckpt-format torch_dist; the torch format cannot do it"
+        if self.ckpt_format != "torch_dist":
+            yield f"--ckpt-format {self.ckpt_format} is not supported; use torch_dist"
         if self.use_checkpoint_args and self.load is None and self.pretrained_checkpoint is None:
             yield "--use-checkpoint-args needs --load; add it"

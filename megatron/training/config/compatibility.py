@@ -84,14 +84,29 @@ def off(flag: str, reason: str, name: str = "") -> OtherFlag:
     return OtherFlag(flag, "off", True, reason, name)
 
 
+_KEYED = "random numbers are keyed by their place in the run, so there is no state to keep"
 _MOE = "it is read only with --num-experts"
 _FP8 = "it is read only with --fp8-format"
 _OFFLOAD = "it is read only with --cpu-offload"
+_ONE_BUCKET = "the gradients of a stage are reduced together"
 _ORDER = "reductions start at the last W of a stage, on every rank alike"
 _NO_SERVICE = "there is no such service here"
 _BERT = "it belongs to BERT data"
 
 IGNORED: tuple[OtherFlag, ...] = (
+    on("--no-save-rng", _KEYED),
+    on("--no-load-rng", _KEYED),
+    on("--auto-detect-ckpt-format", "the format is always found out when loading"),
+    off(
+        "--no-create-attention-mask-in-dataloader",
+        "attention is causal by itself; a mask is made only for --reset-attention-mask",
+        "create_attention_mask_in_dataloader",
+    ),
+    on(
+        "--tokenizer-sentencepiece-legacy",
+        "SentencePieceTokenizer always finds special tokens inside text",
+    ),
+    OtherFlag("--empty-unused-memory-level", "int", 0, "cached device memory is used again"),
     on("--use-mcore-models", "core models are the only ones"),
     on("--use-legacy-models", "core models are the only ones"),
     OtherFlag("--onnx-safe", "bool", None, "no operation here depends on it"),
@@ -108,6 +123,8 @@ IGNORED: tuple[OtherFlag, ...] = (
     on("--fp8-param-gather", _FP8),
     off("--no-fp8-wgrad", _FP8),
     OtherFlag("--cp-comm-type", "strs", ["p2p"], "it is read only with --context-parallel-size"),
+    OtherFlag("--ddp-bucket-size", "int", None, _ONE_BUCKET),
+    OtherFlag("--ddp-num-buckets", "int", None, _ONE_BUCKET),
     on("--ddp-average-in-collective", "the loss is scaled once, before the backward"),
     off(
         "--disable-gloo-process-groups",
@@ -203,11 +220,9 @@ _NO_DETECTOR = "there is no such detector; leave it out"
 _ONE_EVAL = "evaluation uses the training batch size; leave it out"
 
 REFUSED: tuple[OtherFlag, ...] = (
-    OtherFlag("--spec", "strs?", None, "layers follow from the model flags; leave it out"),
     on("--apply-residual-connection-post-layernorm", "only pre-norm layers exist; leave it out"),
     on("--openai-gelu", "only the exact GELU exists; leave it out"),
     on("--quick-geglu", "it is not implemented; use --swiglu"),
-    on("--init-method-xavier-uniform", "weights are drawn from a normal; use --init-method-std"),
     OtherFlag(
         "--output-logit-dtype", "str", None, "logits have the dtype of the parameters; leave it out"
     ),
@@ -237,7 +252,6 @@ REFUSED: tuple[OtherFlag, ...] = (
         "--overlap-param-gather-with-optimizer-step",
         "it is not supported; use --overlap-param-gather",
     ),
-    OtherFlag("--ddp-num-buckets", "int", None, "buckets are made by size; use --ddp-bucket-size"),
     OtherFlag(
         "--check-weight-hash-across-dp-replicas-interval",
         "int",

@@ -39,9 +39,6 @@ class DataArguments(ArgumentGroup):
         None, "Directory of index caches. Without it: beside each dataset."
     )
     mmap_bin_files: bool = arg(True, "Read .bin files by seeking instead of mapping them.")
-    create_attention_mask_in_dataloader: bool = arg(
-        True, "Let attention make its causal mask instead of the data loader."
-    )
     reset_position_ids: bool = arg(False, "Count positions anew after each end of document.")
     reset_attention_mask: bool = arg(False, "Hide earlier documents of the same sequence.")
     eod_mask_loss: bool = arg(False, "Leave end-of-document tokens out of the loss.")
@@ -124,9 +121,6 @@ class TokenizerArguments(ArgumentGroup):
     pad_vocab_size: bool = arg(True, "Do not pad the vocabulary.")
     allow_ambiguous_pad_tokens: bool = arg(
         False, "Let the padding id also be another special token."
-    )
-    tokenizer_sentencepiece_legacy: bool = arg(
-        False, "SentencePieceTokenizer: find special tokens inside text, as older versions did."
     )
 
 

@@ -27,7 +27,7 @@ class RecomputeArguments(ArgumentGroup):
         at_least=1,
     )
     recompute_modules: tuple[str, ...] | None = arg(
-        None, "With selective: what to recompute. Without it: core_attn."
+        None, "With selective: what to recompute, of core_attn and mlp. Without it: core_attn."
     )
     distribute_saved_activations: bool = arg(
         False, "With full: shard the saved layer inputs over tensor-parallel ranks."
@@ -58,11 +58,11 @@ class RecomputeArguments(ArgumentGroup):
             )
         if method == "chunk":
             yield "--recompute-method chunk is not supported; use uniform or block"
-        others = set(self.recompute_modules or ()) - {"core_attn"}
+        others = set(self.recompute_modules or ()) - {"core_attn", "mlp"}
         if others:
             yield (
-                f"--recompute-modules {' '.join(sorted(others))}: only core_attn can be recomputed "
-                "by itself; use --recompute-granularity full for more"
+                f"--recompute-modules {' '.join(sorted(others))}: only core_attn and mlp can be "
+                "recomputed by themselves; use --recompute-granularity full for more"
             )
         if self.distribute_saved_activations and self.granularity != "full":
             yield "--distribute-saved-activations needs --recompute-granularity full"
@@ -85,9 +85,6 @@ class FusionArguments(ArgumentGroup):
         True,
         "Rotate with plain tensor operations.",
         flags=("--no-rope-fusion", "--disable-rope-fusion"),
-    )
-    empty_unused_memory_level: Literal[0, 1, 2] = arg(
-        0, "Give cached device memory back: never, around evaluation, every iteration."
     )
     manual_gc: bool = arg(
         False, "Collect Python garbage only between iterations, on all ranks at once."

@@ -84,10 +84,16 @@ class ModelArguments(ArgumentGroup):
         0.1, "Dropout on attention probabilities.", at_least=0, at_most=1
     )
     hidden_dropout: float = arg(0.1, "Dropout on the residual branches.", at_least=0, at_most=1)
+    init_method_xavier_uniform: bool = arg(
+        False, "Draw initial weights uniformly by Xavier's rule, except those into the residual."
+    )
     init_method_std: float = arg(0.02, "Standard deviation of the initial weights.", at_least=0)
     transformer_impl: Literal["local", "transformer_engine"] = arg(
         "transformer_engine",
         "Layers of this repository, or of Transformer Engine; without that package: local.",
+    )
+    spec: tuple[str, ...] | None = arg(
+        None, "MODULE NAME of a layer specification to build instead of the usual one.", nargs="*"
     )
     attention_backend: Literal["flash", "fused", "unfused", "local", "auto"] = arg(
         "auto", "Attention kernel to use."
@@ -103,6 +109,9 @@ class ModelArguments(ArgumentGroup):
     def problems(self) -> Iterator[str]:
         """Shapes that do not fit together, activations that exclude each other."""
         yield from self._position_problems()
+        for name in ("attention_dropout", "hidden_dropout"):
+            if getattr(self, name) == 1:
+                yield f"--{name.replace('_', '-')} 1 would drop everything; give less than 1"
         if self.swiglu and self.squared_relu:
             yield "--swiglu and --squared-relu are two activations; give one"
         heads, groups = self.num_attention_heads, self.num_query_groups

@@ -83,15 +83,6 @@ def memory_setup_without_v(run: RunConfig) -> str | None:
     return None
 
 
-def post_validation_without_split(run: RunConfig) -> str | None:
-    if run.zero_bubble.enable_optimizer_post_validation and run.pipeline_schedule == "1f1b":
-        return (
-            "--enable-optimizer-post-validation has no effect: 1f1b has no zero-bubble schedule "
-            "to help"
-        )
-    return None
-
-
 def loss_scale_without_fp16(run: RunConfig) -> str | None:
     if run.precision.loss_scale and not run.precision.fp16:
         return f"--loss-scale {run.precision.loss_scale} has no effect without --fp16"
@@ -128,7 +119,6 @@ NOTICES: tuple[Callable[[RunConfig], str | None], ...] = (
     batch_schedule_with_size,
     no_pipeline,
     memory_setup_without_v,
-    post_validation_without_split,
     loss_scale_without_fp16,
     uneven_layers,
     no_data_source,

@@ -48,7 +48,6 @@ class ParallelArguments(ArgumentGroup):
         "compute, so the flag only sets the name.",
         flags=("--no-overlap-p2p-communication", "--disable-overlap-p2p-communication"),
     )
-    ddp_bucket_size: int | None = arg(None, "Elements of one gradient bucket.", at_least=1)
 
     def device_type(self, cuda_available: bool) -> Literal["cpu", "cuda"]:
         """The device to train on. Raises ValueError if CUDA is asked for and missing."""
@@ -82,8 +81,8 @@ class PipelineArguments(ArgumentGroup):
 
     pipeline_schedule: str | None = arg(
         None,
-        f"Schedule by name ({', '.join(SCHEDULES)}), or a file that holds a plan. Without it: 1f1b, "
-        "unless another flag asks for interleaving or zero bubble.",
+        f"Schedule by name ({', '.join(SCHEDULES)}), or a file that holds a plan. Without it: "
+        "1f1b, unless another flag asks for interleaving or zero bubble.",
         metavar="NAME|FILE",
     )
     num_layers_per_stage: tuple[int, ...] | None = arg(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from megatron.core.datasets.indexed_dataset import (
     DType,
@@ -153,7 +153,9 @@ def _encode_in_order(
     lines: Iterable[Line], settings: EncoderSettings, num_workers: int
 ) -> Generator[_EncodedChunk, None, None]:
     """Chunks as the workers encode them, in the order of the lines, with few in flight."""
-    pool = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(settings,))
+    # No Event: its lock would outlive a worker that is killed while holding it.
+    stop = multiprocessing.RawValue("b", 0)
+    pool = ProcessPoolExecutor(num_workers, initializer=_start_worker, initargs=(settings, stop))
     pending: collections.deque[tuple[Line, Future[_EncodedChunk]]] = collections.deque()
     try:
         remaining = iter(lines)
@@ -171,22 +173,26 @@ def _encode_in_order(
             "memory; use fewer --workers"
         ) from None
     finally:
+        stop.value = 1  # after a failure, workers leave their chunks unfinished
         pool.shutdown(cancel_futures=True)
 
 
 # A worker process has one encoder, built when the process starts.
 _encoder: TextEncoder
+_stop: Any  # a shared number, 1 when the parent has given up
 
 
-def _start_worker(settings: EncoderSettings) -> None:
+def _start_worker(settings: EncoderSettings, stop: Any) -> None:
     follow_parent()
-    global _encoder
-    _encoder = settings.build()
+    global _encoder, _stop
+    _encoder, _stop = settings.build(), stop
 
 
 def _encode_chunk(lines: list[Line]) -> _EncodedChunk:
     documents, bad = [], []
     for line in lines:
+        if _stop.value:
+            break
         try:
             documents.append(_encoder.encode(line))
         except BadLineError as error:

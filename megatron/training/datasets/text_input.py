@@ -28,6 +28,12 @@ class TextInput:
 
     def partitions(self, count: int, *, contiguous: bool) -> list[TextInput]:
         """The lines dealt out in turn, or in contiguous pieces (which takes one pass to count)."""
+        for path in self.paths:
+            if not os.path.isfile(path):
+                raise PreprocessError(
+                    f"--input {path} is a pipe or device, which each partition would have to read; "
+                    "use --partitions 1"
+                )
         if not contiguous:
             return [TextInput(self.paths, index, None, count) for index in range(count)]
         size = -(-sum(1 for _ in self) // count)

@@ -50,7 +50,7 @@ def test_vector() -> None:
 
 
 @given(
-    weights=st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any),
+    weights=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     size=st.integers(0, 60),
 )
 def test_order_is_that_of_the_rule(weights: list[int], size: int) -> None:
@@ -70,6 +70,10 @@ def test_without_a_size_every_sample_appears_once(sizes: list[int]) -> None:
     assert len(blend) == sum(sizes)
     seen = [blend[i]["sample"] for i in range(len(blend))]
     assert sorted(seen) == [("abcdef"[k], i) for k, n in enumerate(sizes) for i in range(n)]
+
+
+def test_weight_zero_is_never_chosen() -> None:
+    assert blend_order([0, 1, 0], 4).tolist() == [1, 1, 1, 1]
 
 
 def test_used_up_parts_are_passed_over() -> None:

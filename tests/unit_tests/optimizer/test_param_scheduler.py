@@ -106,3 +106,17 @@ def test_bad_styles_and_a_warm_up_past_the_decay_are_refused() -> None:
         _scheduler(lr_decay_style="wavy")
     with pytest.raises(ValueError, match="warm-up of 110 samples"):
         _scheduler(lr_warmup_steps=110)
+
+
+def test_a_longer_run_with_constant_weight_decay_needs_no_flag() -> None:
+    saved = _scheduler()
+    saved.step(35)
+    longer = _scheduler(wd_incr_steps=500, use_checkpoint_opt_param_scheduler=False)
+    longer.load_state_dict(saved.state_dict())
+    assert (longer.num_steps, longer.wd_incr_steps) == (35, 500)
+    growing = _scheduler(
+        start_wd=0.0, wd_incr_style="linear", use_checkpoint_opt_param_scheduler=False
+    )
+    state = growing.state_dict() | {"wd_incr_steps": 7}
+    with pytest.raises(ValueError, match="wd_incr_steps is 100"):
+        growing.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Layers per stage: nothing is dropped, and what cannot be split is refused with what would work."""
+"""Layers per stage: none is dropped; a split that cannot be is refused with what would work."""
 
 import pytest
 
@@ -45,7 +45,12 @@ def test_splits(num_layers, placement, options, expected):
 @pytest.mark.parametrize(
     ("num_layers", "placement", "options", "message"),
     [
-        (30, PLAIN_4, {}, r"--num-layers 30 does not divide into 4 stages; use 28 or 32, pass --all"),
+        (
+            30,
+            PLAIN_4,
+            {},
+            r"--num-layers 30 does not divide into 4 stages; use 28 or 32, pass --all",
+        ),
         (30, V_4, {}, r"does not divide into 4 ranks x 2 chunks = 8 stages; use 24 or 32"),
         (40, Placement.plain(16), {}, r"use 32 or 48"),
         (40, Placement.looped(8, 2), {}, r"use 32 or 48"),
@@ -56,9 +61,19 @@ def test_splits(num_layers, placement, options, expected):
         (4, Placement.plain(1), {"first_rank_layers": 4, "last_rank_layers": 3}, "cannot be met"),
         (8, PLAIN_4, {"first_rank_layers": 3}, r"8 minus 3 .* leaves 5 layers for the 3 ranks"),
         (8, PLAIN_4, {"first_rank_layers": 9}, r"leaves -1 layers"),
-        (8, PLAIN_4, {"first_rank_layers": 4, "last_rank_layers": 4}, r"stage 1 .* without a layer"),
+        (
+            8,
+            PLAIN_4,
+            {"first_rank_layers": 4, "last_rank_layers": 4},
+            r"stage 1 .* without a layer",
+        ),
         (7, LOOPED_2X2, {"first_rank_layers": 3}, r"rank 0 would hold 3 layers in 2 chunks"),
-        (8, PLAIN_4, {"per_stage": (2, 2, 2)}, r"4 stages need 4 counts of at least 0, 3 are given"),
+        (
+            8,
+            PLAIN_4,
+            {"per_stage": (2, 2, 2)},
+            r"4 stages need 4 counts of at least 0, 3 are given",
+        ),
         (8, PLAIN_4, {"per_stage": (2, 2, 2, 3)}, r"make 9, but --num-layers is 8"),
         (8, PLAIN_4, {"per_stage": (5, 5, -2, 0)}, r"at least 0"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from megatron.core import tokenizers
 from megatron.core.datasets.megatron_tokenizer import MegatronTokenizer
 from megatron.core.tokenizers import TOKENIZER_TYPES, TokenizerError, build_tokenizer
-from megatron.core.tokenizers.padding import padded_vocab_size, padding_message
+from megatron.core.tokenizers.padding import padded_vocab_size
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer as build_from_args_core
 from megatron.training.tokenizer import build_tokenizer as build_from_args
 
@@ -117,16 +117,6 @@ def test_arguments_name_files(plain_model: str, caplog: pytest.LogCaptureFixture
     assert "--vocab-file is not read by --tokenizer-type SentencePieceTokenizer" in caplog.messages
 
 
-def test_special_tokens_have_two_flags() -> None:
-    """Older scripts say --tiktoken-special-tokens, newer ones --tokenizer-special-tokens."""
-    for flag in ("tiktoken_special_tokens", "tokenizer_special_tokens"):
-        args = argparse.Namespace(
-            tokenizer_type="TikTokenizer", tokenizer_model="tokens.json", **{flag: ["<a>", "<a>"]}
-        )
-        with pytest.raises(TokenizerError, match="--tiktoken-special-tokens <a> <a> holds"):
-            build_from_args(args)
-
-
 def test_arguments_without_a_type_say_so() -> None:
     with pytest.raises(TokenizerError, match="--tokenizer-type is not given; choose from GPT2BPE"):
         build_from_args(argparse.Namespace())
@@ -145,11 +135,6 @@ def test_padded_sizes(vocab_size: int, padded: tuple[int, ...]) -> None:
         for tp in (1, 2, 4, 8)
     )
     assert sizes == padded
-
-
-def test_padding_message() -> None:
-    expected = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)"
-    assert padding_message(50257, 50304) == expected
 
 
 @pytest.mark.parametrize(

@@ -263,18 +263,27 @@ def test_warnings_about_one_run(tool: Tool, write: Callable[..., str]) -> None:
     assert "2 iterations were skipped by a (its gradients overflowed), first in" in output
     assert "1 iteration was counted as nan by a" in output
     assert "the iterations of a grow longer: median " in output
-    assert "a logs 1 iterations more than once" in output
+    assert "a logs iteration 20 again with other values" in output
 
 
 def test_warnings_about_a_pair(tool: Tool, write: Callable[..., str]) -> None:
     base = write("a.log", *(old_record(i, batch=64) for i in range(1, 11)))
     other = write("b.log", *(old_record(i, batch=32, rate="2.0E-04") for i in range(2, 9, 2)))
     output = tool(base, other)[1]
-    assert "a has iterations 1-10, b 2-8; losses are compared at the 4 that both have" in output
-    assert "a logs every 1 iterations and b every 2" in output
+    assert (
+        "a has 10 records of 1-10, b has 4 records of 2-8; losses are compared at the 4" in output
+    )
+    assert "the logs differ in --log-interval: a 1, b 2; a record" in output
     assert "a and b differ in global batch size, first at iteration 2 (64 against 32)" in output
     assert "a and b differ in learning rate, first at iteration 2 (1.000E-04 against" in output
     assert "median of iterations 4-8, against 100.0 ms, median of iterations 2-10" in output
+
+
+def test_iterations_that_lack_in_the_middle(tool: Tool, write: Callable[..., str]) -> None:
+    base = write("a.log", *(old_record(i) for i in range(1, 11)))
+    other = write("b.log", *(old_record(i) for i in range(1, 11) if i != 5))
+    output = tool(base, other)[1]
+    assert "a has 10 records of 1-10, b has 9 records of 1-10; losses are compared at" in output
 
 
 def test_a_changing_batch_has_no_rate(tool: Tool, write: Callable[..., str]) -> None:

@@ -1,4 +1,4 @@
-"""Command line -> RunConfig: derived values, notices, errors, the namespace, checkpoint arguments."""
+"""Command line -> RunConfig: derived values, notices, errors, namespace, checkpoint arguments."""
 
 import json
 import pathlib
@@ -148,7 +148,10 @@ def test_ranks_and_micro_batches():
 @pytest.mark.parametrize(
     ("flags", "layers"),
     [
-        ("--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 1", (1, 3, 3, 1)),
+        (
+            "--decoder-first-pipeline-num-layers 1 --decoder-last-pipeline-num-layers 1",
+            (1, 3, 3, 1),
+        ),
         ("--num-layers-per-stage 3 2 2 1", (3, 2, 2, 1)),
         ("--pipeline-model-parallel-layout Et*3|tt|tt|tL", (3, 2, 2, 1)),
         ("--num-layers 6 --allow-padding-num-layers", (1, 2, 2, 1)),
@@ -182,8 +185,8 @@ def test_lengths_in_samples():
     assert (run.lr_decay_iters, run.lr_decay_samples, run.lr_decay_steps) == (None, 1000, 1000)
     assert (run.lr_warmup_steps, run.wd_incr_steps) == (100, 1000)
     ramp = run_of("--global-batch-size 64 --rampup-batch-size 16 16 96", base=base)
-    # Batches 16 16 32 32 (96 consumed) and then 64: 904 // 64 = 14 more.
-    assert ramp.train_iters == 18
+    # Batches 16 16 32 48 make 112, then (1000 - 112) // 64 = 13 more.
+    assert ramp.train_iters == 17
 
 
 def test_weight_decay_schedule():
@@ -290,6 +293,73 @@ def test_script_of_the_fork(later_version, flags, schedule, layers):
     assert run.profiling.profile_ranks == (0, 1, 2, 3)
 
 
+GPT3 = (
+    "--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 "
+    "--max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 1536 "
+    "--train-iters 500000 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 "
+    "--init-method-std 0.006 --clip-grad 1.0 --fp16 --lr 6.0e-5 --lr-decay-style cosine "
+    "--min-lr 6.0e-6 --lr-warmup-fraction .001 --lr-decay-iters 430000 "
+    "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --data-path d "
+    "--vocab-file v.json --merge-file m.txt --split 949,50,1 --log-interval 100 "
+    "--save-interval 10000 --eval-interval 1000 --save c --load c --eval-iters 10 "
+    "--tensorboard-dir t "
+)
+LLAMA_LIKE = (
+    "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "
+    "--group-query-attention --num-query-groups 8 --position-embedding-type rope "
+    "--rotary-base 1000000 --normalization RMSNorm --swiglu --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --bf16 --micro-batch-size 1 --global-batch-size 128 "
+    "--train-iters 100 --lr 1e-4 "
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "notice"),
+    [
+        ("--rampup-batch-size 16 16 5859375", "--rampup-batch-size 16 16 5859375 with"),
+        (
+            "--attention-backend auto --step-batch-size-schedule "
+            "'0:16 2.4B:320 4.8B:624 7.2B:928 9.6B:1232 12B:1536'",
+            "--step-batch-size-schedule with --global-batch-size 1536",
+        ),
+    ],
+)
+def test_published_gpt3_scripts(later_version, change, notice):
+    """Both collide with the parser of the Megatron they come with; here the batch grows."""
+    run = run_of(change, world_size=1024, base=GPT3)
+    assert (run.data_parallel_size, run.stage_layers) == (8, (6,) * 16)
+    assert (run.global_batch_size, run.num_microbatches, run.ffn_hidden_size) == (1536, 192, 49152)
+    assert (run.batch_sizes.at(0), run.batch_sizes.final) == (16, 1536)
+    assert any(notice in text for text in run.notices)
+    assert (run.lr_decay_steps, run.params_dtype) == (430000 * 1536, "float16")
+
+
+def test_published_llama3_script():
+    run = run_of(
+        "--seq-length 8192 --max-position-embeddings 8192 --split \"'99,1,0'\" --mock-data "
+        "--tokenizer-type NullTokenizer --vocab-size 128256 --pipeline-model-parallel-size 4",
+        world_size=8,
+        base=LLAMA_LIKE,
+    )
+    assert (run.num_query_groups, run.kv_channels, run.ffn_hidden_size) == (8, 128, 14336)
+    assert (run.num_microbatches, run.data.split) == (64, "'99,1,0'")
+    messages = problems_of("--fp8-format hybrid", base=LLAMA_LIKE)
+    assert "--fp8-format hybrid is refused: fp8 is not supported; use --bf16" in messages
+
+
+def test_published_mixtral_script(later_version):
+    run = run_of(
+        "--num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss "
+        "--moe-aux-loss-coeff 1e-2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+        "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4 "
+        "--expert-model-parallel-size 8 --seq-length 4096 --max-position-embeddings 32768",
+        world_size=32,
+        base=LLAMA_LIKE,
+    )
+    assert (run.num_experts, run.data_parallel_size, run.stage_layers) == (8, 8, (8,) * 4)
+    assert run.unused["moe_aux_loss_coeff"] == [0.01]
+
+
 # Notices
 
 
@@ -299,9 +369,15 @@ def test_script_of_the_fork(later_version, flags, schedule, layers):
         ("", "setting global batch size to 1"),
         ("--fp16", "using torch.float16 for parameters ..."),
         ("--bf16", "accumulate and all-reduce gradients in fp32 for bfloat16 data type."),
-        ("--sequence-parallel", "--sequence-parallel has no effect: --tensor-model-parallel-size is"),
+        (
+            "--sequence-parallel",
+            "--sequence-parallel has no effect: --tensor-model-parallel-size is",
+        ),
         ("--use-mcore-models", "--use-mcore-models has no effect: core models are the only ones"),
-        ("--global-batch-size 64 --rampup-batch-size 16 16 96", "--rampup-batch-size 16 16 96 with"),
+        (
+            "--global-batch-size 64 --rampup-batch-size 16 16 96",
+            "--rampup-batch-size 16 16 96 with",
+        ),
         (
             '--global-batch-size 64 --step-batch-size-schedule "0:16 1K:64"',
             "the schedule is applied and the size taken as its last value",
@@ -328,11 +404,6 @@ def test_notice_of_data_that_is_not_named():
     assert any("would be synthetic" in text for text in run_of("", base=base).notices)
     notices = run_of("--data-path a", base=base).notices
     assert "--split is not given: 969, 30, 1 applies" in notices
-
-
-def test_post_validation_without_a_split_schedule_says_so(later_version):
-    notices = run_of("--enable-optimizer-post-validation").notices
-    assert any("--enable-optimizer-post-validation has no effect" in text for text in notices)
 
 
 # Errors
@@ -546,6 +617,9 @@ def test_shape_from_a_checkpoint():
     run = run_of(argv + own, base=base, read_checkpoint_args=read)
     assert run.tokenizer.tokenizer_model is None
     run_of("--load here", read_checkpoint_args=lambda _: pytest.fail("not asked for"))
+    assert problems_of("--use-checkpoint-args --load here") == (
+        "--use-checkpoint-args: this program reads none; give the model flags",
+    )
 
 
 def test_help_is_quick_and_complete():

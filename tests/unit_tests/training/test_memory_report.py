@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 from megatron.core.device import Device
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
 from megatron.core.pipeline_parallel.zerobubble.scheduler.plan import Plan
 from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import plan_schedule
 from megatron.core.pipeline_parallel.zerobubble.scheduler.request import PlanRequest
+from megatron.core.stage_context import StageContext
+from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.training.memory_report import (
     ActivationSizes,
     MemoryReporter,
@@ -100,7 +104,7 @@ class Stage(nn.Module):
         self.decoder = nn.Linear(4, 3)  # 12 + 3
         self.output_layer = nn.Linear(4, 10, bias=False)  # 40
         if tied_copy:
-            mark(self.output_layer.weight, "shared_embedding")
+            mark(self.output_layer.weight, "shared")
         mark(self.embedding.weight, "tensor_model_parallel")
         mark(self.decoder.weight, "tensor_model_parallel")
         mark(self.output_layer.weight, "tensor_model_parallel")
@@ -123,6 +127,75 @@ def test_one_object_under_two_names_counts_once() -> None:
 def test_what_is_not_split_counts_on_the_first_tensor_rank_only() -> None:
     counts = count_parameters(Stage(tied_copy=False).named_parameters(), tensor_parallel_rank=1)
     assert counts == ParameterCounts(12, 80, 95)  # without the decoder's bias
+
+
+def build_gpt(
+    layers: int,
+    hidden: int,
+    ffn: int,
+    heads: int,
+    groups: int,
+    *,
+    tied: bool = False,
+    stage: StageContext | None = None,
+) -> GPTModel:
+    """A Llama-shaped model or stage of it, without storage."""
+    config = TransformerConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        add_bias_linear=False,
+        gated_linear_unit=True,
+        activation_func=nn.functional.silu,
+        normalization="RMSNorm",
+    )
+    with torch.device("meta"):
+        return GPTModel(
+            config,
+            get_gpt_layer_local_spec(),
+            32000,
+            4096,
+            pre_process=stage is None or stage.is_first,
+            post_process=stage is None or stage.is_last,
+            position_embedding_type="rope",
+            share_embeddings_and_output_weights=tied,
+            stage=stage,
+        )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "total"),
+    [
+        ((32, 4096, 11008, 32, 32), 6_738_415_616),  # Llama-2 7B
+        ((80, 8192, 28672, 64, 8), 68_976_648_192),  # Llama-2 70B
+    ],
+)
+def test_built_llama_2_has_the_published_number_of_parameters(
+    sizes: tuple[int, int, int, int, int], total: int
+) -> None:
+    assert count_parameters(build_gpt(*sizes).named_parameters()).total == total
+
+
+def test_stages_of_a_tied_model_add_up_to_the_whole() -> None:
+    sizes = (2, 64, 176, 4, 2)
+    whole = count_parameters(build_gpt(*sizes, tied=True).named_parameters())
+    first, second = (
+        count_parameters(
+            build_gpt(
+                *sizes,
+                tied=True,
+                stage=StageContext(
+                    stage=index, num_stages=2, layer_offset=index, num_layers=1, tied_head="copy"
+                ),
+            ).named_parameters()
+        )
+        for index in range(2)
+    )
+    assert first.total + second.total == whole.total
+    assert first.embedding_layers == whole.embedding_layers == 32000 * 64
+    assert second.most_loaded_shard == second.transformer_layers + 32000 * 64  # the copy
 
 
 @pytest.mark.parametrize("num_microbatches, expected", [(8, 8), (4, 8), (2, 4), (1, 2)])

@@ -22,8 +22,5 @@ def build_tokenizer(args: Any) -> MegatronTokenizer:
         )
     names = [*_INPUTS, *registry.parameters_of(tokenizer_type)]
     values: dict[str, Any] = {name: getattr(args, name, None) for name in names}
-    # Megatron-LM of today has one flag for the special tokens of several types.
-    if values.get("tiktoken_special_tokens", ...) is None:
-        values["tiktoken_special_tokens"] = getattr(args, "tokenizer_special_tokens", None)
     values["vocab_extra_ids"] = values["vocab_extra_ids"] or 0
     return registry.build_tokenizer(tokenizer_type, **values)

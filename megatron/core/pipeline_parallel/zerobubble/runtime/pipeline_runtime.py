@@ -158,9 +158,7 @@ class PipelineRuntime:
             raise box[0]
         return box[0]
 
-    def _iterators_by_stage(
-        self, data_iterator: Iterator[Any] | Sequence[Iterator[Any] | None] | None
-    ) -> dict[int, Iterator[Any] | None]:
+    def _iterators_by_stage(self, data_iterator: Any) -> dict[int, Iterator[Any] | None]:
         """One iterator for a single stage, or a list with one per chunk, in chunk order."""
         if isinstance(data_iterator, (list, tuple)):
             return dict(zip(self._stages, data_iterator, strict=True))

@@ -8,13 +8,22 @@ from ..plan import Plan
 
 
 def plan_forward_only(placement: Placement, num_microbatches: int) -> Plan:
-    """Every stage's forwards, micro-batch by micro-batch: the evaluation plan of any placement.
+    """Every stage's forwards: the evaluation plan of any placement.
 
-    A rank runs its stages in model order for each micro-batch, so a later stage waits for an
-    earlier one at most as long as the data flow demands in the first micro-batch.
+    Each rank runs its forwards in the order of unit time slots in which a micro-batch enters the
+    next stage one slot later, so a need is always in an earlier slot. Micro-batches enter in groups
+    of g, one per slot, and a group takes v slots per micro-batch on a rank of v stages. With g = p a
+    looped rank runs a group through one chunk after the other; a V meets no collision with g = 1.
     """
-    programs = [
-        [Instruction(Op.F, stage, j) for j in range(num_microbatches) for stage in sorted(held)]
-        for held in placement.stages_by_rank
-    ]
+    looped = placement.name in ("plain", "looped")
+    group_size = placement.num_ranks if looped else 1
+    period = group_size * placement.max_chunks
+
+    def slot(stage: int, microbatch: int) -> int:
+        return stage + microbatch // group_size * period + microbatch % group_size
+
+    programs = []
+    for held in placement.stages_by_rank:
+        visits = sorted((slot(s, j), s, j) for s in held for j in range(num_microbatches))
+        programs.append([Instruction(Op.F, stage, j) for _, stage, j in visits])
     return Plan.of("forward-only", placement, num_microbatches, programs)

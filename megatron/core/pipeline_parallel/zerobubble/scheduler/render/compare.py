@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..instruction import ScheduleError
 from ..simulate import Objective, Timeline
+from .export import as_json
 from .numbers import TimeUnit, compact, percent
 from .question import Question
 
@@ -84,6 +86,20 @@ def speed_up(baseline: Timeline, timeline: Timeline, objective: Objective) -> fl
     return baseline.cost(objective) / timeline.cost(objective)
 
 
+def gain_over_baseline(baseline: Timeline, timeline: Timeline) -> str:
+    """The predicted speed-up over 1F1B in both costs, and a warning where it is small."""
+    makespan = speed_up(baseline, timeline, "makespan")
+    span = speed_up(baseline, timeline, "span")
+    text = f"speed-up      over 1F1B: {makespan:.3f} by makespan, {span:.3f} by longest span"
+    if timeline.plan.schedule != BASELINE and min(makespan, span) < 1 + SMALL_GAIN:
+        both = max(makespan, span) < 1 + SMALL_GAIN
+        text += (
+            f"\nwarning       the gain {'' if both else 'by one of them '}is under "
+            f"{SMALL_GAIN:.0%}; what is not modelled here may well take it away"
+        )
+    return text
+
+
 def _score(timeline: Timeline) -> tuple[float, ...]:
     figures = (timeline.makespan, timeline.longest_span, max(timeline.peaks))
     return (*map(_rounded, figures), sum(timeline.messages_sent))
@@ -92,6 +108,27 @@ def _score(timeline: Timeline) -> tuple[float, ...]:
 def _rounded(figure: float) -> float:
     """Sums of floats in another order must not count as better or worse."""
     return float(f"{figure:.9g}")
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as one object: each schedule as export.py gives it, or why it cannot run."""
+    schedules: list[dict[str, Any]] = []
+    for entry in comparison.entries:
+        if entry.timeline is None:
+            schedules.append({"schedule": entry.name, "refusal": entry.refusal})
+        else:
+            gains = {
+                "speed_up_makespan": comparison.speed_up(entry.timeline, "makespan"),
+                "speed_up_span": comparison.speed_up(entry.timeline, "span"),
+                "dominated_by": comparison.dominators(entry.name),
+            }
+            schedules.append({**as_json(entry.timeline), "schedule": entry.name, **gains})
+    return {
+        "baseline": BASELINE,
+        "fastest_makespan": comparison.fastest("makespan"),
+        "fastest_span": comparison.fastest("span"),
+        "schedules": schedules,
+    }
 
 
 # Two lines over each column; "UNIT" stands for the unit of the times.
@@ -120,15 +157,19 @@ def comparison_table(comparison: Comparison, *, unit: str = "") -> str:
     ]
     runnable = comparison.runnable.items()
     rows = [_row(comparison, name, timeline, shown) for name, timeline in runnable]
-    lines = _aligned([*headings, *rows])
-    rule = "-" * max(map(len, lines))
-    lines.insert(len(headings), rule)
+    plan = comparison.baseline.plan
+    title = f"p = {plan.num_ranks}, m = {plan.num_microbatches}"
+    lines = [f"{title}: no schedule can run"]
+    if rows:
+        lines = _aligned([*headings, *rows])
+        lines.insert(len(headings), "-" * max(map(len, lines)))
+        lines = [title, "", *lines]
     refused = [entry for entry in comparison.entries if entry.timeline is None]
     if refused:
         lines += ["", "cannot run:"]
         width = max(len(entry.name) for entry in refused)
         lines += [f"  {entry.name:<{width}}  {entry.refusal}" for entry in refused]
-    return "\n".join([*lines, "", *_remarks(comparison)])
+    return "\n".join([*lines, "", *_remarks(comparison)]).rstrip()
 
 
 def _row(comparison: Comparison, name: str, timeline: Timeline, unit: TimeUnit) -> tuple[str, ...]:

@@ -3,12 +3,13 @@
 A file is one JSON object; `traceEvents` holds one complete event per instruction:
 
     {"name": "2F0", "ph": "X", "pid": 1, "tid": 0, "ts": 12.5, "dur": 3.0,
-     "args": {"stage": 2, "op": "F", "microbatch": 0}}
+     "args": {"stage": 2, "op": "F", "microbatch": 0, "iteration": 12}}
 
 `name` is the instruction's text, `pid` the pipeline rank, `tid` 0, `ts` and `dur` are in
-microseconds from any common origin, and a file covers one iteration. Planned timelines and
-measured runs use the same format. Other events (communication, optimizer, profilers) may be in the
-same file: those without `stage`, `op` and `microbatch` in `args` are passed over by `load_trace`.
+microseconds from any common origin. `iteration` tells iterations in one file apart and may be left
+out. Planned timelines (iteration 0) and measured runs use the same format. Other events
+(communication, optimizer, profilers) may be in the same file: those without `stage`, `op` and
+`microbatch` in `args` are passed over by `load_trace`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NamedTuple
 from ..instruction import Instruction, Op, ScheduleError
 from ..plan import Plan
 from ..simulate import Timeline
-from .model_costs import StageCosts
+from .model_costs import EqualRanks, StageCosts
 
 
 class TraceEvent(NamedTuple):
@@ -33,6 +34,7 @@ class TraceEvent(NamedTuple):
     instruction: Instruction
     start_us: float
     duration_us: float
+    iteration: int = 0
 
 
 def events_of(timeline: Timeline) -> list[TraceEvent]:
@@ -60,34 +62,41 @@ def save_trace(path: str | pathlib.Path, events: Iterable[TraceEvent]) -> None:
     pathlib.Path(path).write_text(json.dumps(trace_json(events)))
 
 
-def load_trace(path: str | pathlib.Path) -> list[TraceEvent]:
-    """The instructions of a trace file, by rank and start, the first of all starting at 0.
+def load_trace(path: str | pathlib.Path, iteration: int | None = None) -> list[TraceEvent]:
+    """One iteration of a trace file, by rank and start, its first event starting at 0.
 
-    Also takes a bare list of events, which Chrome's format allows. Raises ScheduleError, naming
-    the file and the event, for what cannot be read.
+    `iteration` None takes the last one in the file. Also takes a bare list of events, which
+    Chrome's format allows. Raises ScheduleError, naming the file and the event, for what cannot
+    be read.
     """
     try:
-        data = json.loads(pathlib.Path(path).read_text())
+        events = _parse(json.loads(pathlib.Path(path).read_text()))
+        if iteration is None:
+            iteration = max(event.iteration for event in events)
+        chosen = [event for event in events if event.iteration == iteration]
+        if not chosen:
+            held = sorted({event.iteration for event in events})
+            raise ScheduleError(f"no event is of iteration {iteration}; it has {held}")
+        _refuse_repeats(chosen)
     except OSError as error:
         raise ScheduleError(f"trace {path} cannot be read: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ScheduleError(f"trace {path} is not JSON: {error}") from None
-    raw = data.get("traceEvents") if isinstance(data, dict) else data
-    if not isinstance(raw, list):
-        raise ScheduleError(f"trace {path} has no list 'traceEvents'")
-    try:
-        events = [_from_event(event) for event in raw if _names_instruction(event)]
-        _refuse_repeats(events)
     except ScheduleError as error:
         raise ScheduleError(f"trace {path}: {error}") from None
-    if not events:
-        raise ScheduleError(
-            f"trace {path} has no event with stage, op and microbatch in its args; "
-            "it was not written by this project"
-        )
-    origin = min(event.start_us for event in events)
-    shifted = [event._replace(start_us=event.start_us - origin) for event in events]
+    origin = min(event.start_us for event in chosen)
+    shifted = [event._replace(start_us=event.start_us - origin) for event in chosen]
     return sorted(shifted, key=lambda event: (event.rank, event.start_us))
+
+
+def _parse(data: Any) -> list[TraceEvent]:
+    raw = data.get("traceEvents") if isinstance(data, dict) else data
+    if not isinstance(raw, list):
+        raise ScheduleError("it has no list 'traceEvents'")
+    events = [_from_event(event) for event in raw if _names_instruction(event)]
+    if not events:
+        raise ScheduleError("no event has stage, op and microbatch in its args")
+    return events
 
 
 def first_difference(plan: Plan, events: Sequence[TraceEvent]) -> str | None:
@@ -109,11 +118,11 @@ def first_difference(plan: Plan, events: Sequence[TraceEvent]) -> str | None:
     return None
 
 
-def measured_costs(events: Sequence[TraceEvent]) -> StageCosts:
+def measured_costs(events: Sequence[TraceEvent], per_rank: EqualRanks | None = None) -> StageCosts:
     """The median time of each operation of each stage, in microseconds; transfers take none.
 
-    Half of a fused BW counts as B and half as W, for a trace does not tell its parts. Raises
-    ScheduleError if some operation of a stage was not measured.
+    Half of a fused BW counts as B and half as W, for a trace does not tell its parts. Memory is
+    that of `per_rank`. Raises ScheduleError if some operation of a stage was not measured.
     """
     times: dict[tuple[Op, int], list[float]] = {}
     for event in events:
@@ -133,7 +142,8 @@ def measured_costs(events: Sequence[TraceEvent]) -> StageCosts:
         lists={
             name: tuple(statistics.median(times[op, stage]) for stage in stages)
             for op, name in names.items()
-        }
+        },
+        per_rank=per_rank or EqualRanks(),
     )
 
 
@@ -146,7 +156,12 @@ def _as_event(event: TraceEvent) -> dict[str, Any]:
         "tid": 0,
         "ts": event.start_us,
         "dur": event.duration_us,
-        "args": {"stage": stage, "op": op.value, "microbatch": microbatch},
+        "args": {
+            "stage": stage,
+            "op": op.value,
+            "microbatch": microbatch,
+            "iteration": event.iteration,
+        },
     }
 
 
@@ -158,16 +173,26 @@ def _names_instruction(event: Any) -> bool:
 def _from_event(event: dict[str, Any]) -> TraceEvent:
     args = event["args"]
     instruction = Instruction.parse(f"{args['stage']}{args['op']}{args['microbatch']}")
-    numbers = {key: event.get(key) for key in ("pid", "ts", "dur")}
+    numbers: dict[str, Any] = {key: event.get(key) for key in ("pid", "ts", "dur")}
+    numbers["iteration"] = args.get("iteration", 0)
     for key, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ScheduleError(f"event {instruction} has {key} {value!r}; it must be a number")
-    return TraceEvent(int(event["pid"]), instruction, float(event["ts"]), float(event["dur"]))
+    return TraceEvent(
+        int(numbers["pid"]),
+        instruction,
+        float(numbers["ts"]),
+        float(numbers["dur"]),
+        int(numbers["iteration"]),
+    )
 
 
 def _refuse_repeats(events: Iterable[TraceEvent]) -> None:
     seen = set()
     for event in events:
         if event.instruction in seen:
-            raise ScheduleError(f"{event.instruction} is there twice; a trace covers one iteration")
+            raise ScheduleError(
+                f"{event.instruction} ran twice in iteration {event.iteration}; "
+                "number the iterations in args"
+            )
         seen.add(event.instruction)
