@@ -174,7 +174,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     add("--svg", metavar="FILE", help="write a picture")
     add("--html", metavar="FILE", help="write a page with zoom, causes of gaps, and sliders")
     add("--against", metavar="NAME|FILE", help="a second schedule or plan in the page")
-    add("--trace", metavar="FILE", help="write a trace for Perfetto or chrome://tracing")
+    add("--trace", metavar="FILE", help="write a trace for Perfetto (unit times as us)")
     add("--measured", metavar="TRACE.json", help="lay a measured trace under the plan in the page")
     add(
         "--measured-iteration",

@@ -52,6 +52,11 @@ class Device:
         if self.is_cuda:
             torch.cuda.synchronize(self.torch_device)
 
+    def outside_profiler(self, *, start: bool) -> None:
+        """Tell a profiler such as nsys to start or stop recording; CUDA only."""
+        if self.is_cuda:
+            (torch.cuda.profiler.start if start else torch.cuda.profiler.stop)()
+
     def memory_mb(self) -> dict[str, float]:
         """Memory figures for the report line; on CPU, the resident set of the process."""
         if self.is_cuda:

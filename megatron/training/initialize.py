@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,7 @@ def initialize_megatron(
 
 def setup_logging(rank: int, level: int | None = None) -> None:
     """Messages go to stdout as plain lines; information from rank 0 only, warnings from all."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process
     root = logging.getLogger()
     if not any(isinstance(handler, _StdoutHandler) for handler in root.handlers):
         root.addHandler(_StdoutHandler())
@@ -177,7 +179,10 @@ def _pad_vocabulary(run: RunConfig, tokenizer: Any) -> int:
         tensor_parallel_size=run.sizes.tp,
     )
     logger.info(
-        " > padded vocab (size: %d) with %d dummy tokens (new size: %d)", size, padded - size, padded
+        " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
+        size,
+        padded - size,
+        padded,
     )
     return padded
 

@@ -28,6 +28,7 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.passes.communication i
 from megatron.core.stage_context import StageContext
 from megatron.training.banner import parameter_line
 from megatron.training.memory_report import ParameterCounts, count_parameters
+from megatron.training.printing import print_line
 from megatron.training.session import Session
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ def _report_parameters(session: Session, modules: list[torch.nn.Module]) -> None
         line = parameter_line(
             tensor_rank=position.tp, pipeline_rank=position.pp, num_parameters=count
         )
-        print(line, flush=True)
+        print_line(line)
 
 
 def _build_runtime(session: Session, stages: list[StageCompute]) -> PipelineRuntime:

@@ -70,10 +70,22 @@ def _planner(run: RunConfig) -> Callable[[int], Plan]:
     if run.plan_file is not None:
         return _plans_from_file(run.plan_file, num_ranks)
 
+    looped = run.placement_kind == "looped"
+    chunks = run.placement.max_chunks if looped else None
+    group_size = run.interleave_group_size if looped else None
+    limits = None
+    if run.pending_backward_limit is not None:
+        limits = (float(run.pending_backward_limit),) * num_ranks
+
     def plan_for(num_microbatches: int) -> Plan:
-        return plan_schedule(
-            name, PlanRequest(num_ranks=num_ranks, num_microbatches=num_microbatches)
+        request = PlanRequest(
+            num_ranks=num_ranks,
+            num_microbatches=num_microbatches,
+            num_chunks=chunks,
+            group_size=group_size,
+            memory_limits=limits,
         )
+        return plan_schedule(name, request)
 
     return plan_for
 

@@ -19,6 +19,7 @@ from megatron.training.memory_report import (
 )
 from megatron.training.metrics_file import MetricsFile
 from megatron.training.model_setup import Trainer
+from megatron.training.printing import print_line
 from megatron.training.session import Session, TrainState
 from megatron.training.step_report import StepReport
 from megatron.training.throughput import throughput_notice
@@ -54,7 +55,7 @@ class Reporting:
             logger.info("%s", "\n".join(self.estimate))
             self.estimate = []
         if self.session.groups.position.dp == 0:
-            print(memory_line(self.session.rank, iteration, self.session.device), flush=True)
+            print_line(memory_line(self.session.rank, iteration, self.session.device))
 
     def _report_timers(self, iteration: int) -> None:
         """Collective: the times of all ranks are gathered."""
@@ -65,7 +66,7 @@ class Reporting:
             )
         text = session.timers.report(_TIMERS, normalizer=settings.log_interval)
         if text and session.is_logging_rank:
-            print(text, flush=True)
+            print_line(text)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from megatron.training.model_setup import ModelProvider, Trainer, build_trainer
 from megatron.training.progress import ProgressFile
 from megatron.training.reporting import Reporting, open_reporting
 from megatron.training.session import TrainState
+from megatron.training.step_profiler import StepProfiler
 from megatron.training.step_report import StepReport
 
 logger = logging.getLogger(__name__)
@@ -86,10 +87,13 @@ def train(
             evaluate_and_report(
                 trainer, forward_step, data.valid, state, reporting.log, "iteration 0"
             )
+        profiler = StepProfiler(trainer.session)
+        stack.callback(profiler.stop)
         reporting.log.start()
         while state.iteration < run.train_iters:
             assert data.train is not None, "training without a training set"
             _change_batch_size(trainer, state, checkpointer, reporting)
+            profiler.before_iteration(state.iteration + 1)
             report = train_step(trainer, forward_step, data.train, state)
             reporting.record_step(report, state)
             checkpointer.poll()

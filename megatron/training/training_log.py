@@ -20,6 +20,7 @@ from datetime import datetime
 
 from megatron.core.timers import Timer
 from megatron.training.metrics_file import MetricsFile
+from megatron.training.printing import print_line
 from megatron.training.step_report import StepReport
 from megatron.training.throughput import tflops_per_gpu
 from megatron.training.writers import Writers, perplexity
@@ -200,7 +201,7 @@ class TrainingLog:
         if not self._is_logging_rank:
             return
         for line in format_validation(prefix, losses):
-            print(line, flush=True)
+            print_line(line)
         if self._writer is not None:
             self._writer.validation(iteration, consumed_samples=consumed_samples, losses=losses)
         if self._metrics is not None:
@@ -232,7 +233,7 @@ class TrainingLog:
             tflops=tflops,
             breakdown=self._log_breakdown,
         )
-        print(line, flush=True)
+        print_line(line)
         if self._writer is not None:
             self._writer.interval(report.iteration, step_time_s=interval.step_time_s, tflops=tflops)
 

@@ -121,22 +121,24 @@ class DistributedDataParallel(torch.nn.Module):
         return plain, tied
 
     def _reduce(self, buffer: GradBuffer) -> None:
-        if self.data_parallel_size == 1 or not buffer.regions:
-            return
-        if not self.ddp_config.use_distributed_optimizer:
-            self._pending.append(self._sum(buffer.data))
+        """Start the sum of each parameter's region by itself, never of the buffer as a whole.
+
+        With three replicas or more the order in which a collective adds an element up depends on
+        where in the tensor it lies; within a region that does not depend on what else a stage
+        holds. A further use has been added to its parameter and is not summed.
+        """
+        if self.data_parallel_size == 1:
             return
         for region in buffer.regions:
             if not isinstance(region.target, GradTarget):
-                self._reduce_scatter(buffer, region)
+                self._pending.append(self._sum(buffer, region))
 
-    def _reduce_scatter(self, buffer: GradBuffer, region: Region) -> None:
-        """Sum into this rank's slice; the other slices are then undefined."""
+    def _sum(self, buffer: GradBuffer, region: Region) -> dist.Work:
+        """Sum a region over replicas; with a distributed optimizer only this rank's slice of it,
+        and the other slices are then undefined."""
+        if not self.ddp_config.use_distributed_optimizer:
+            return dist.all_reduce(buffer.region_data(region), group=self._group, async_op=True)
         slices = buffer.slices(region)
-        work = dist.reduce_scatter_single(
+        return dist.reduce_scatter_single(
             slices[self.data_parallel_rank], slices.view(-1), group=self._group, async_op=True
         )
-        self._pending.append(work)
-
-    def _sum(self, tensor: torch.Tensor) -> dist.Work:
-        return dist.all_reduce(tensor, group=self._group, async_op=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
-
 from .compatibility import written
 from .run_config import RunConfig
 
@@ -45,19 +43,6 @@ def _given(group: str, name: str) -> Callable[[RunConfig], str]:
     return asked
 
 
-def _schedule(wanted: Callable[[str], bool]) -> Callable[[RunConfig], str]:
-    """The schedule and its flag, where the schedule that would run is a `wanted` one."""
-
-    def asked(run: RunConfig) -> str:
-        name = run.pipeline_schedule
-        if name not in SCHEDULES or not wanted(name):
-            return ""
-        flag = run.asked_schedule[1]
-        return f"{flag} {name}" if flag == "--pipeline-schedule" else f"{flag} (schedule {name})"
-
-    return asked
-
-
 NOT_YET: tuple[NotYet, ...] = (
     NotYet(
         "tensor parallelism (--tensor-model-parallel-size above 1)",
@@ -85,26 +70,6 @@ NOT_YET: tuple[NotYet, ...] = (
         "train a dense model",
     ),
     NotYet(
-        "schedules that split the backward (--pipeline-schedule, --enable-zero-bubble)",
-        _schedule(lambda name: SCHEDULES[name].splits_backward),
-        "use 1f1b",
-    ),
-    NotYet(
-        "interleaved schedules (--num-layers-per-virtual-pipeline-stage and its kin)",
-        _schedule(lambda name: SCHEDULES[name].placement == "looped"),
-        "use 1f1b",
-    ),
-    NotYet(
-        "V schedules (--zero-bubble-v-schedule, --enable-1f1b-v)",
-        _schedule(lambda name: SCHEDULES[name].placement == "v"),
-        "use 1f1b",
-    ),
-    NotYet(
-        "plan files (--pipeline-schedule FILE)",
-        lambda run: f"--pipeline-schedule {run.plan_file}" if run.plan_file else "",
-        "name a schedule instead of a file",
-    ),
-    NotYet(
         "optimizer post-validation (--enable-optimizer-post-validation)",
         _given("zero_bubble", "enable_optimizer_post_validation"),
         "leave it out",
@@ -112,11 +77,6 @@ NOT_YET: tuple[NotYet, ...] = (
     NotYet(
         "sharding of saved activations (--distribute-saved-activations)",
         _given("recompute", "distribute_saved_activations"),
-        "leave it out",
-    ),
-    NotYet(
-        "grouped interleaving (--interleave-group-size above 0)",
-        _above(0, "zero_bubble", "interleave_group_size"),
         "leave it out",
     ),
     NotYet(
@@ -128,11 +88,6 @@ NOT_YET: tuple[NotYet, ...] = (
         "activations in host memory (--cpu-offload)",
         _given("zero_bubble", "cpu_offload"),
         "use --recompute-granularity to save memory",
-    ),
-    NotYet(
-        "checkpoints written in the background (--async-save)",
-        _given("checkpoint", "async_save"),
-        "leave it out; checkpoints are written at once",
     ),
     NotYet(
         "traces of the pipeline (--trace-pipeline)",

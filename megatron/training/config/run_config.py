@@ -250,6 +250,18 @@ class RunConfig:
         return SCHEDULES[name].placement
 
     @property
+    def interleave_group_size(self) -> int | None:
+        """Micro-batches a chunk runs before its rank turns to the next; None: the planner's."""
+        given = self.pipeline.microbatch_group_size_per_virtual_pipeline_stage
+        return given or self.zero_bubble.interleave_group_size or None
+
+    @property
+    def pending_backward_limit(self) -> int | None:
+        """Micro-batches of activations a rank may hold under `zb`; None: the planner's own."""
+        text = self.zero_bubble.zero_bubble_max_pending_backward
+        return int(text) if self.pipeline_schedule == "zb" and text != "auto" else None
+
+    @property
     def virtual_pipeline_model_parallel_size(self) -> int | None:
         """Chunks per rank, or None for one."""
         chunks = self.placement.max_chunks

@@ -127,7 +127,7 @@ def test_global_names() -> None:
     assert last.decoder.layers[2].mlp.linear_fc1.layer_name == "decoder.layers.3.mlp.linear_fc1"
 
 
-def test_hugely_different_names_of_parameters_are_those_of_megatron() -> None:
+def test_parameters_are_named_as_in_megatron() -> None:
     (model,) = build_stages(gpt_config(num_layers=1), tied=False)
     layer = "decoder.layers.0."
     expected = {EMBEDDING, "embedding.position_embeddings.weight", "output_layer.weight"}
@@ -228,7 +228,7 @@ def _nodes(root: Any) -> Iterator[Any]:
 
 
 def _live_storages() -> set[int]:
-    tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor)]
+    tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
     return {t.untyped_storage().data_ptr() for t in tensors}
 
 
@@ -517,13 +517,12 @@ def test_a_stage_beyond_the_models_layers_is_refused() -> None:
 
 def test_kept_weight_gradients_run_in_backward_dw() -> None:
     """Megatron's delay_wgrad_compute: the caller, not the store, says when."""
-    (plain,) = build_stages(gpt_config())
+    (plain,) = build_stages(gpt_config(), tied=False)
     train_step([plain])
-    (delayed,) = build_stages(gpt_config(delay_wgrad_compute=True))
+    (delayed,) = build_stages(gpt_config(delay_wgrad_compute=True), tied=False)
     train_step([delayed])
-    matrices = [n for n, p in delayed.named_parameters() if p.dim() == 2]
-    assert not [n for n in matrices if n in gradients([delayed])]
-    delayed.embedding.word_embeddings.weight.grad = None
+    matrices = {name for name, p in delayed.named_parameters() if p.dim() == 2}
+    assert not matrices & gradients([delayed]).keys()
     delayed.backward_dw()
     assert_same_bits(gradients([delayed]), gradients([plain]))
     before = {name: grad.clone() for name, grad in gradients([delayed]).items()}

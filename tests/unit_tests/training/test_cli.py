@@ -318,14 +318,9 @@ PROPER = {  # values in range for the flags whose sample of 7 is not
 }
 NOT_IN_THIS_VERSION = {
     "--tensor-model-parallel-size": "7",
-    "--num-layers-per-virtual-pipeline-stage": "1",
-    "--num-virtual-stages-per-pipeline-rank": "2",
     "--context-parallel-size": "2",
     "--expert-model-parallel-size": "7",
     "--enable-optimizer-post-validation": None,
-    "--enable-zero-bubble": None,
-    "--zero-bubble-v-schedule": None,
-    "--enable-1f1b-v": None,
 }
 LENGTHS = {"--train-samples", "--lr-decay-samples", "--lr-warmup-samples"}
 

@@ -456,17 +456,11 @@ PLANNED = [
     "--expert-model-parallel-size 2 --num-experts 2",
     "--expert-tensor-parallel-size 2",
     "--num-experts 2",
-    PIPELINE + "--enable-zero-bubble",
-    PIPELINE + "--num-layers-per-virtual-pipeline-stage 1",
-    PIPELINE + "--zero-bubble-v-schedule",
-    "--pipeline-schedule FILE",
     "--enable-optimizer-post-validation",
     "--distribute-saved-activations --tensor-model-parallel-size 2 --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1",
-    "--interleave-group-size 2",
     "--num-seq-splits 2",
     "--cpu-offload",
-    "--async-save",
     "--trace-pipeline t.json",
 ]
 

@@ -96,7 +96,7 @@ def test_memory_of_a_rank_is_shared_among_its_given_stages(tmp_path: Path) -> No
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path: Path, data: Any, words: str) -> None:
-    with pytest.raises(ScheduleError, match="costs.json") as caught:
+    with pytest.raises(ScheduleError, match=r"costs\.json") as caught:
         load(tmp_path, data)
     assert words in str(caught.value)
 

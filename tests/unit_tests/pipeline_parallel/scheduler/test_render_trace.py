@@ -27,9 +27,7 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.render.trace import (
 )
 from megatron.core.pipeline_parallel.zerobubble.scheduler.simulate import simulate
 
-COSTS = Costs.uniform(
-    V_SPLIT.placement, forward=4.0, input_grad=6.0, weight_grad=2.0, transfer=0.5
-)
+COSTS = Costs.uniform(V_SPLIT.placement, forward=4.0, input_grad=6.0, weight_grad=2.0, transfer=0.5)
 EVENTS = events_of(simulate(V_SPLIT, COSTS))
 
 
@@ -132,7 +130,7 @@ def test_costs_cannot_be_taken_from_half_a_trace() -> None:
     ],
 )
 def test_bad_traces_are_refused_by_name(tmp_path: Path, data: Any, words: str) -> None:
-    with pytest.raises(ScheduleError, match="trace.json") as caught:
+    with pytest.raises(ScheduleError, match=r"trace\.json") as caught:
         load(tmp_path, data)
     assert words in str(caught.value)
 

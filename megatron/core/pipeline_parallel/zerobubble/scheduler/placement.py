@@ -8,6 +8,7 @@ rank 1: stage 1      rank 1: stages 1, 3           rank 1: stages 1, 2
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -29,13 +30,9 @@ class Placement:
     slots: tuple[Slot, ...]
 
     def __post_init__(self) -> None:
-        taken = sorted(self.slots)
-        expected = [
-            Slot(rank, chunk)
-            for rank in range(self.num_ranks)
-            for chunk in range(sum(slot.rank == rank for slot in self.slots))
-        ]
-        if not taken or taken != expected:
+        chunks = Counter(slot.rank for slot in self.slots)
+        expected = [Slot(r, c) for r in range(len(chunks)) for c in range(chunks[r])]
+        if not self.slots or sorted(self.slots) != expected:
             raise ScheduleError(
                 f"placement {[tuple(s) for s in self.slots]} is not a map of stages onto ranks: "
                 "every rank from 0 must hold chunks 0, 1, ... once each"

@@ -9,7 +9,11 @@ from typing import Literal
 from .instruction import ScheduleError
 from .placement import Placement
 from .plan import Plan
+from .planners.dualpipe_v import plan_dualpipe_v
+from .planners.interleaved import plan_interleaved
 from .planners.one_f_one_b import plan_1f1b
+from .planners.zb_handmade import plan_zb_h1, plan_zb_h2
+from .planners.zb_interleaved import plan_zb_interleaved
 from .request import PlanRequest
 
 
@@ -44,6 +48,17 @@ class Schedule:
 
 SCHEDULES: dict[str, Schedule] = {
     "1f1b": Schedule(plan_1f1b, "plain", False, "one forward, one backward (Megatron's default)"),
+    "interleaved": Schedule(
+        plan_interleaved, "looped", False, "1F1B over several chunks per rank: a smaller bubble"
+    ),
+    "zb-h1": Schedule(plan_zb_h1, "plain", True, "hand-made zero bubble in the memory of 1F1B"),
+    "zb-h2": Schedule(plan_zb_h2, "plain", True, "hand-made zero bubble in twice that memory"),
+    "zb-interleaved": Schedule(
+        plan_zb_interleaved, "looped", True, "several chunks per rank, W filling the bubbles"
+    ),
+    "dualpipe-v": Schedule(
+        plan_dualpipe_v, "v", True, "DualPipeV: forwards and backwards of two legs in pairs"
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Adds communication to a plan: `lower(plan)` says what each rank posts, awaits and sends, and when.
+"""Adds communication to a plan: `lower(plan)` says what each rank posts, awaits and sends.
 
 The contract, for every ordered pair of ranks and kind of value (one FIFO `Channel` each):
 

@@ -12,8 +12,9 @@ def plan_forward_only(placement: Placement, num_microbatches: int) -> Plan:
 
     Each rank runs its forwards in the order of unit time slots in which a micro-batch enters the
     next stage one slot later, so a need is always in an earlier slot. Micro-batches enter in groups
-    of g, one per slot, and a group takes v slots per micro-batch on a rank of v stages. With g = p a
-    looped rank runs a group through one chunk after the other; a V meets no collision with g = 1.
+    of g, one per slot, and a group takes v slots per micro-batch on a rank of v stages. With g = p
+    a looped rank runs a group through one chunk after the other; on a V, g = 1 never puts two
+    forwards of a rank into one slot.
     """
     looped = placement.name in ("plain", "looped")
     group_size = placement.num_ranks if looped else 1

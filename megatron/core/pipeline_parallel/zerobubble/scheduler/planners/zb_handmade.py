@@ -7,9 +7,14 @@ as far as these micro-batches exist. On p = 4 ranks, ZB-H1:
     rank 3: F B F B F B F B W F B W ...  lag 0, delay 3: W is held back, so that every rank keeps
                                          p micro-batches and B reaches the ranks above sooner
 
-ZB-H2 has twice the lag and the delay. Bubble of the longest span: (p-1)(T_F + T_B - T_W) for H1,
-m >= p; (p-1)(T_F + T_B - 2 T_W) for H2, m >= 2p-1, where that is not negative. Peak memory in
-micro-batches: min(m, p) and min(m, 2p-1), on every rank.
+ZB-H2 has twice the lag and the delay. For T_W <= T_F the bubbles are:
+
+    ZB-H1, m >= p         (p-1)(T_F + T_B - T_W), in the longest span and in the makespan
+    ZB-H2, m >= 2p-1      (p-1)(T_F + T_B - 2 T_W), or none if that is negative, in the span;
+                          the makespan gains nothing over H1 for equal times
+    either, m <= p        the longest span is (m+p-1)(T_F + T_B) + T_W
+
+Peak memory in micro-batches, on every rank: min(m, p) for H1, min(m, 2p-1) for H2.
 """
 
 from __future__ import annotations

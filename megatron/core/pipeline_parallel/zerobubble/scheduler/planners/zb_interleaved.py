@@ -27,8 +27,8 @@ def plan_zb_interleaved(request: PlanRequest) -> Plan:
     smallest = (num_ranks + 1) // 2
     if request.group_size is not None and request.group_size < smallest:
         raise ScheduleError(
-            f"group_size is {request.group_size}, but zb-interleaved needs at least half the number "
-            f"of ranks, {smallest}: with fewer, the ranks would wait for each other for ever"
+            f"group_size is {request.group_size}, but zb-interleaved needs at least half the "
+            f"number of ranks, {smallest}: with fewer, ranks would wait for each other for ever"
         )
     group_size = request.group_size or num_ranks
     while True:
@@ -55,8 +55,11 @@ def _plan(request: PlanRequest, group_size: int) -> Plan:
     for rank in range(num_ranks):
         stages = placement.stages_by_rank[rank]
         lag = (num_chunks - 1) * max(sizes) + num_ranks - rank - 1
-        rows = ((Op.F, forward_order, 0), (Op.B, backward_order, lag))
-        rows += ((Op.W, backward_order, lag + rank),)
+        rows = (
+            (Op.F, forward_order, 0),
+            (Op.B, backward_order, lag),
+            (Op.W, backward_order, lag + rank),
+        )
         programs.append(
             [
                 Instruction(op, stages[order[x - shift].chunk], order[x - shift].microbatch)

@@ -1,8 +1,8 @@
 """The colours of F, B, W and BW, stated once for the terminal, the SVG and the HTML page.
 
-Chosen so that any two operations differ clearly (CIE76 difference of 19 or more between full
-shades) with normal sight and with simulated deuteranopia, protanopia and tritanopia, and so that
-INK is readable on every shade. The tests check both.
+Chosen so that any two operations differ clearly (CIE76 difference above 19 between full shades)
+with normal sight and with simulated deuteranopia and protanopia, and so that INK is readable on
+every shade. The tests check both.
 """
 
 from __future__ import annotations

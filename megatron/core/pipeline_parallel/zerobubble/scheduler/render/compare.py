@@ -46,13 +46,14 @@ class Comparison:
         return speed_up(self.baseline, timeline, objective)
 
     def fastest(self, objective: Objective) -> str | None:
-        """The name with the smallest cost, the smaller peak first among equals."""
-        runnable = self.runnable
-        return min(
-            runnable,
-            key=lambda name: (_rounded(runnable[name].cost(objective)), max(runnable[name].peaks)),
-            default=None,
-        )
+        """The name with the smallest cost; among equals the smallest peak, the fewest messages."""
+
+        def rank(name: str) -> tuple[float, ...]:
+            timeline = self.runnable[name]
+            cost = _rounded(timeline.cost(objective))
+            return cost, _rounded(max(timeline.peaks)), sum(timeline.messages_sent)
+
+        return min(self.runnable, key=rank, default=None)
 
     def dominators(self, name: str) -> list[str]:
         """The schedules that are no worse than this one in cost, peak memory and messages, and

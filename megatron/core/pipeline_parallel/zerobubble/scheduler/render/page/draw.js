@@ -197,7 +197,7 @@ class Chart {
     context.textAlign = "right";
     context.fillText(unit.name ? `time, ${unit.name}` : "time", LAYOUT.left - 8, 10);
     if (hover) {
-      context.fillStyle = style.ink;
+      context.fillStyle = style.muted;
       context.fillRect(Math.round(scale.x(hover.time)), LAYOUT.top - 7, 1, rows.height);
     }
   }

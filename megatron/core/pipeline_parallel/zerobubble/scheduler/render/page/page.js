@@ -131,8 +131,10 @@ function addLegend() {
     const shades = data.style.shadesOf[chunks][op].slice(0, op === "AR" ? 1 : chunks);
     legend.append(element("span", {}, ...shades.map(swatch), `${op}: ${data.meaning[op]}`));
   }
-  legend.append(element("span", {}, swatch(data.style.idle), "idle"));
-  if (chunks > 1) legend.append(element("span", {}, "full shade: first chunk of a rank, lighter: later ones"));
+  const idle = swatch(data.style.idle);
+  idle.style.outline = `1px solid ${data.style.rule}`;
+  legend.append(element("span", {}, idle, "idle"));
+  if (chunks > 1) legend.append("full shade: first chunk of a rank, lighter: later ones");
 }
 
 function addCharts() {
@@ -289,15 +291,11 @@ function levelAt(k, rank, time) {
 
 // ---- start -----------------------------------------------------------------
 
-/** `#F=1&B=1.5&transfer=0.1` sets the sliders; with `check` the times are written to #check. */
+/** An address that ends in `#F=1&B=1.5&transfer=0.1` sets the sliders. */
 function readAddress() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   for (const [name] of SLIDERS) {
     if (wanted.has(name)) setTotal(name, Number(wanted.get(name)));
-  }
-  if (wanted.has("check")) {
-    const times = timings.map(({ starts, ends }) => ({ starts, ends }));
-    document.getElementById("check").textContent = JSON.stringify(times);
   }
 }
 

@@ -1,0 +1,1 @@
+"""Search for plans: seeds, double justification, periodic extension, lower bounds."""

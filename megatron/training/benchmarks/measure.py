@@ -1,0 +1,162 @@
+"""Times contestants against each other: in turns, from a common start, on one machine's clock.
+
+All figures of one run are taken in turns (A B C, C B A, A B C, ...), so that noise of the machine
+hits every contestant alike, and compared as ratios of medians.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+_LEAD_S = 0.004  # between agreeing on a start and starting
+_PR_SET_TIMERSLACK = 29  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something to time; on every rank of a pipeline its own part of it."""
+
+    name: str
+    step: Callable[[], None]
+    prepare: Callable[[], None] = lambda: None  # before each step, outside the timing
+
+
+class RankTime(NamedTuple):
+    """One measurement on one rank; seconds of `time.perf_counter`, which all processes share."""
+
+    start: float  # the same on all ranks
+    ends: tuple[float, ...]  # of each step, in a row
+    cpu_s: float  # used by all threads of this process
+
+
+@dataclass(frozen=True)
+class Times:
+    """What measurements of one contestant say, all ranks together."""
+
+    step_s: tuple[float, ...]  # per repeat: from the common start until the last rank has ended
+    cpu_s: tuple[float, ...]  # per repeat: processor time of one step, summed over ranks
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.step_s)
+
+    @property
+    def spread(self) -> float:
+        """How noisy the repeats were: (third quartile - first quartile) / median."""
+        if len(self.step_s) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.step_s, n=4, method="inclusive")
+        return (high - low) / self.median_s
+
+
+def measure(
+    contestants: Sequence[Contestant], *, repeats: int, warm_up: int = 1, in_a_row: int = 1
+) -> dict[str, list[RankTime]]:
+    """Run each contestant `repeats` times, in turns. Collective over the default group.
+
+    With `in_a_row` above 1 a measurement is so many steps without a meeting of the ranks between
+    them, after a first one that counts only as the start.
+    """
+    times: dict[str, list[RankTime]] = {contestant.name: [] for contestant in contestants}
+    for turn in range(-warm_up, repeats):
+        order = contestants if turn % 2 == 0 else contestants[::-1]
+        for contestant in order:
+            taken = _time_once(contestant, in_a_row if turn >= 0 else 1)
+            if turn >= 0:
+                times[contestant.name].append(taken)
+    return times
+
+
+def join(per_rank: Sequence[dict[str, list[RankTime]]]) -> dict[str, Times]:
+    """The results of `measure` on every rank, put together."""
+    return {
+        name: Times(
+            step_s=tuple(_step_s(repeat) for repeat in zip(*taken, strict=True)),
+            cpu_s=tuple(
+                sum(rank.cpu_s / len(rank.ends) for rank in repeat)
+                for repeat in zip(*taken, strict=True)
+            ),
+        )
+        for name in per_rank[0]
+        if (taken := [rank[name] for rank in per_rank])
+    }
+
+
+def sleep_until(moment: float) -> None:
+    """Sleep until `time.perf_counter()` shows `moment`."""
+    left = moment - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+
+
+def sharpen_sleep() -> None:
+    """Have Linux wake this thread when asked to, and not up to 50 µs later; nothing elsewhere."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))
+
+
+def sleep_overshoot_s(length_s: float = 0.005, repeats: int = 21) -> float:
+    """By how much a sleep of this length is too long; the median."""
+    late = []
+    for _ in range(repeats):
+        moment = time.perf_counter() + length_s
+        sleep_until(moment)
+        late.append(time.perf_counter() - moment)
+    return statistics.median(late)
+
+
+def transfer_s(shape: Sequence[int], dtype: torch.dtype, repeats: int = 21) -> float:
+    """The time of one message of this shape from rank 0 to rank 1 of the default group.
+
+    Half the median of there and back. Collective; ranks above 1 only wait.
+    """
+    rank = dist.get_rank()
+    tensor = torch.zeros(*shape, dtype=dtype)
+    taken = []
+    for _ in range(repeats if rank < 2 else 0):
+        start = time.perf_counter()
+        for sender in (0, 1):
+            (dist.send if rank == sender else dist.recv)(tensor, 1 - rank)
+        taken.append(time.perf_counter() - start)
+    box = [statistics.median(taken) / 2 if taken else 0.0]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _time_once(contestant: Contestant, in_a_row: int) -> RankTime:
+    contestant.prepare()
+    start = _meet()
+    sleep_until(start)
+    cpu = time.process_time()
+    ends = []
+    for _ in range(in_a_row + 1 if in_a_row > 1 else 1):
+        contestant.step()
+        ends.append(time.perf_counter())
+    return RankTime(start, tuple(ends), time.process_time() - cpu)
+
+
+def _meet() -> float:
+    """A moment shortly ahead, the same on all ranks."""
+    now = time.perf_counter()
+    if not dist.is_initialized():
+        return now
+    latest = torch.tensor(now, dtype=torch.float64)
+    dist.all_reduce(latest, op=dist.ReduceOp.MAX)
+    return float(latest) + _LEAD_S
+
+
+def _step_s(ranks: Sequence[RankTime]) -> float:
+    last = max(rank.ends[-1] for rank in ranks)
+    steps = len(ranks[0].ends)
+    if steps == 1:
+        return last - ranks[0].start
+    return (last - max(rank.ends[0] for rank in ranks)) / (steps - 1)
