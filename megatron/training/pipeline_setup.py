@@ -68,7 +68,7 @@ class Pipeline:
 def _planner(run: RunConfig) -> Callable[[int], Plan]:
     name, num_ranks = run.pipeline_schedule, run.sizes.pp
     if run.plan_file is not None:
-        return _plans_from_file(run.plan_file, num_ranks)
+        return _plan_from_file(run.plan_file)
 
     looped = run.placement_kind == "looped"
     chunks = run.placement.max_chunks if looped else None
@@ -90,20 +90,15 @@ def _planner(run: RunConfig) -> Callable[[int], Plan]:
     return plan_for
 
 
-def _plans_from_file(path: str, num_ranks: int) -> Callable[[int], Plan]:
-    """A user's plan: it fits one pipeline size and one number of micro-batches."""
+def _plan_from_file(path: str) -> Callable[[int], Plan]:
+    """A user's plan fits one number of micro-batches (its ranks are checked with the flags)."""
     plan = Plan.load(path)
-    if plan.num_ranks != num_ranks:
-        raise ScheduleError(
-            f"--pipeline-schedule {path} is a plan for {plan.num_ranks} pipeline ranks, but "
-            f"--pipeline-model-parallel-size is {num_ranks}; they must be equal"
-        )
 
     def plan_for(num_microbatches: int) -> Plan:
         if plan.num_microbatches != num_microbatches:
             raise ScheduleError(
                 f"--pipeline-schedule {path} is a plan for {plan.num_microbatches} micro-batches, "
-                f"but this iteration has {num_microbatches}; change --global-batch-size or the plan"
+                f"but an iteration has {num_microbatches}; change --global-batch-size or the plan"
             )
         return plan
 

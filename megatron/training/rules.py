@@ -10,7 +10,10 @@ import os
 from collections.abc import Callable
 
 from megatron.core.num_microbatches_calculator import check_batch_size
+from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import ScheduleError
+from megatron.core.pipeline_parallel.zerobubble.scheduler.plan import Plan
 from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
+from megatron.core.pipeline_parallel.zerobubble.scheduler.validate import validate
 from megatron.training.config.compatibility import REFUSED, set_rows, written
 from megatron.training.config.not_yet import NOT_YET
 from megatron.training.config.run_config import RunConfig
@@ -143,9 +146,7 @@ def chunks_are_whole(run: RunConfig) -> str | None:
 def schedule_exists(run: RunConfig) -> str | None:
     asked, flag = run.asked_schedule
     if run.plan_file is not None:
-        if run.rank == 0 and not os.path.isfile(run.plan_file):
-            return f"--pipeline-schedule {run.plan_file}: there is no such file"
-        return None
+        return _plan_file_problem(run.plan_file, run.sizes.pp)
     if asked in SCHEDULES:
         return None
     close = difflib.get_close_matches(asked, SCHEDULES, n=1)
@@ -155,6 +156,23 @@ def schedule_exists(run: RunConfig) -> str | None:
         f"{asking} is not available in this version; choose from {', '.join(SCHEDULES)}, or name "
         f"a plan file{hint}"
     )
+
+
+def _plan_file_problem(path: str, num_ranks: int) -> str | None:
+    """Every rank reads the file: its placement decides what the rank builds."""
+    if not os.path.isfile(path):
+        return f"--pipeline-schedule {path}: there is no such file"
+    try:
+        plan = Plan.load(path)
+        validate(plan)
+    except ScheduleError as error:
+        return f"--pipeline-schedule {path}: {error}"
+    if plan.num_ranks != num_ranks:
+        return (
+            f"--pipeline-schedule {path} is a plan for {plan.num_ranks} pipeline ranks, but "
+            f"--pipeline-model-parallel-size is {num_ranks}; make them equal"
+        )
+    return None
 
 
 def one_schedule_is_named(run: RunConfig) -> str | None:

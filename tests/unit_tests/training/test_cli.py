@@ -290,6 +290,8 @@ def test_stating_a_default_is_never_refused():
 
 # What a flag needs beside it to make sense.
 COMPANIONS = {
+    "--num-layers-per-virtual-pipeline-stage": "--pipeline-model-parallel-size 2",
+    "--num-virtual-stages-per-pipeline-rank": "--pipeline-model-parallel-size 2",
     "--no-position-embedding": "--position-embedding-type rope",
     "--overlap-param-gather": "--overlap-grad-reduce --use-distributed-optimizer",
     "--max-position-embeddings": "--seq-length 7",
@@ -315,6 +317,8 @@ PROPER = {  # values in range for the flags whose sample of 7 is not
     "--hidden-dropout": "0.5",
     "--adam-beta1": "0.5",
     "--adam-beta2": "0.5",
+    "--num-layers-per-virtual-pipeline-stage": "2",
+    "--num-virtual-stages-per-pipeline-rank": "2",
 }
 NOT_IN_THIS_VERSION = {
     "--tensor-model-parallel-size": "7",
@@ -340,6 +344,8 @@ def test_must_have_flag_is_accepted(row):
         at = base.index("--train-iters")
         base[at : at + 2] = ["--train-samples", "70"]
     companions = COMPANIONS.get(row.flag, "").split()
+    if "--pipeline-model-parallel-size" in companions:
+        world_size = 2
     run, _ = read_run(
         [*base, *companions, row.flag, *tokens],
         world_size=world_size,

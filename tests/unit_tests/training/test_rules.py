@@ -332,11 +332,33 @@ def test_a_rule_that_fails_by_itself_is_a_fault_of_ours(monkeypatch):
     refused("--seed 0")  # there is a problem already, which may be the cause
 
 
-def test_an_unread_file_of_another_rank_is_not_this_ranks_problem():
+def test_a_missing_plan_file_stops_every_rank():
     argv = shlex.split(BASE + "--pipeline-schedule none.txt")
-    with pytest.raises(ConfigError) as caught:
+    for rank in (0, 1):
+        with pytest.raises(ConfigError, match=r"none\.txt: there is no such file"):
+            read_run(argv, world_size=4, rank=rank)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("0F0 ", "", 1), "never runs"),
+        (lambda text: text.replace("rank 0: 0F0 0BW0", "rank 0: 0BW0 0F0"), "no rank can proceed"),
+        (
+            lambda text: text.replace("rank 0:", "rank 0: 0AR0", 1),
+            "before its last weight gradient",
+        ),
+        (lambda text: text + "rank 1: 1F0 1BW0\n", "placement|ranks"),
+    ],
+)
+def test_a_plan_that_cannot_run_is_refused_at_launch(tmp_path, change, said):
+    plan = tmp_path / "plan.txt"
+    plan.write_text(change(one_rank_plan()))
+    argv = shlex.split(BASE + f"--pipeline-schedule {plan}")
+    if "rank 1" in plan.read_text():
+        argv += ["--pipeline-model-parallel-size", "4"]
+    with pytest.raises(ConfigError, match=said):
         read_run(argv, world_size=4, rank=1)
-    assert not any("there is no such file" in message for message in caught.value.messages)
 
 
 # Single groups
