@@ -122,7 +122,8 @@ def pretrain_case(
 def joined(ranks: Sequence[History]) -> History:
     """The run as a whole: losses from where they are; copies of one tensor must agree."""
     with_loss = next((r for r in ranks if any(s.losses for s in r.steps)), ranks[0])
-    whole = dataclasses.replace(with_loss, weights=[], moments={}, _slices={})
+    output = "".join(rank.output for rank in ranks)
+    whole = dataclasses.replace(with_loss, weights=[], moments={}, output=output, _slices={})
     for rank in ranks:
         assert rank.norms == whole.norms, "ranks know different gradient norms"
         assert [s.skipped for s in rank.steps] == [s.skipped for s in whole.steps]

@@ -131,7 +131,7 @@ class Checkpointer:
         self._pending = None
 
     def _complete(self, pending: _Pending) -> None:
-        """Rank 0 names the checkpoint: its data are complete once rank 0 has written their index."""
+        """Rank 0 names the checkpoint: it is complete once rank 0 has written its index."""
         if not self._trainer.session.is_first_rank:
             return
         pending.folder.complete(pending.iteration, pending.common)

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.core.transformer.kernels import kernel_choices
+import torch.distributed as dist
+
+from megatron.core.pipeline_parallel.zerobubble.runtime.executor import Executed
+from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
+from megatron.core.transformer.kernels import kernel_choices, parameters_not_split
 from megatron.training.memory_report import (
     ActivationSizes,
     MemoryReporter,
@@ -19,6 +23,7 @@ from megatron.training.memory_report import (
 )
 from megatron.training.metrics_file import MetricsFile
 from megatron.training.model_setup import Trainer
+from megatron.training.pipeline_trace import PipelineTrace
 from megatron.training.printing import print_line
 from megatron.training.session import Session, TrainState
 from megatron.training.step_report import StepReport
@@ -39,10 +44,13 @@ class Reporting:
     log: TrainingLog
     memory: MemoryReporter
     writers: Writers | None
+    trace: PipelineTrace | None
     estimate: list[str]  # lines of the memory estimate, until they are printed
 
-    def record_step(self, report: StepReport, state: TrainState) -> None:
+    def record_step(self, report: StepReport, executed: list[Executed]) -> None:
         """Tell of one step; on ranks that do not log, only what is collective."""
+        if self.trace is not None:
+            self.trace.record(report.iteration, executed)
         logged = self.log.record_step(report)
         if self.memory.is_due(report.iteration, logged=logged):
             self._report_memory(report.iteration)
@@ -91,20 +99,53 @@ def open_reporting(trainer: Trainer, state: TrainState) -> Iterator[Reporting]:
             is_logging_rank=session.is_logging_rank,
             flops_per_sample=session.flops_per_sample,
             log_throughput=run.logging.log_throughput,
+            log_breakdown=run.logging.log_step_breakdown,
             writer=writers,
             metrics=metrics,
         )
         _log_start(trainer)
         memory = MemoryReporter(run.logging.log_memory_interval)
-        yield Reporting(session, log, memory, writers, _memory_estimate(trainer))
+        trace = None
+        if run.profiling.trace_pipeline is not None:
+            trace = PipelineTrace(session, run.profiling.trace_pipeline)
+        yield Reporting(session, log, memory, writers, trace, _memory_estimate(trainer))
+        if trace is not None:
+            trace.write()
 
 
 def _log_start(trainer: Trainer) -> None:
     """What was chosen for this run, and why (rank 0)."""
     for part, choice in kernel_choices(trainer.model[0].config, trainer.session.device).items():
         logger.info("kernel: %s: %s", part, choice)
+    _log_split(trainer)
     if trainer.session.run.logging.log_throughput:
         logger.info("%s", throughput_notice("causal", trainer.session.model_sizes))
+
+
+def _log_split(trainer: Trainer) -> None:
+    """How many weight gradients each stage's B leaves for its W, and what cannot be split."""
+    session = trainer.session
+    mine = [
+        (stage.context.stage, stage.num_deferred, parameters_not_split(stage.module))
+        for stage in trainer.stages
+    ]
+    gathered = [mine]
+    if session.groups.pp is not None:
+        gathered = [[]] * session.groups.sizes.pp
+        dist.all_gather_object(gathered, mine, group=session.groups.pp)
+    name = session.pipeline.schedule
+    splits = name in SCHEDULES and SCHEDULES[name].splits_backward
+    stages = sorted(entry for part in gathered for entry in part)
+    counts = " ".join(str(count) for _, count, _ in stages)
+    how = "deferred from each B to its W" if splits else "done with the backward (no split)"
+    logger.info("schedule %s: weight gradients per stage, %s: %s", name, how, counts)
+    for stage, _, unsplit in stages:
+        if unsplit:
+            logger.warning(
+                "stage %d: the gradients of %s cannot be split and are done in B",
+                stage,
+                ", ".join(unsplit),
+            )
 
 
 def _memory_estimate(trainer: Trainer) -> list[str]:

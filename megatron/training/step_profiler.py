@@ -1,4 +1,4 @@
-"""`--profile`: record the iterations of --profile-step-start to --profile-step-end on some ranks."""
+"""`--profile`: record iterations --profile-step-start to --profile-step-end on some ranks."""
 
 from __future__ import annotations
 

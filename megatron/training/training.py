@@ -95,7 +95,7 @@ def train(
             _change_batch_size(trainer, state, checkpointer, reporting)
             profiler.before_iteration(state.iteration + 1)
             report = train_step(trainer, forward_step, data.train, state)
-            reporting.record_step(report, state)
+            reporting.record_step(report, trainer.runtime.times.executed)
             checkpointer.poll()
             _stop_on_bad_loss(trainer, report)
             reason = conditions.reason_to_exit(state.iteration)

@@ -24,8 +24,8 @@ from tests.pretrain_runs import (
 from tests.training_runs import GPT, LLAMA
 
 _BASE = f"{LLAMA} --global-batch-size 8 --train-iters 6 --save-interval 3"
-# A scale that overflows in step 1, is halved once, and grows again: all of it is scaler state.
-_FP16 = "--fp16 --initial-loss-scale 67108864 --hysteresis 1 --loss-scale-window 2"
+# Overflows at first, then grows every second clean step; the stop lies between the two.
+_FP16 = "--fp16 --initial-loss-scale 4194304 --hysteresis 1 --loss-scale-window 2"
 
 _CASES = {
     "fp32": _BASE,
@@ -78,7 +78,8 @@ def test_one_process(pool: Any, tmp_path: pathlib.Path) -> None:
     whole = runs["fp16"][0]
     scales = [step.loss_scale for step in whole.steps]
     assert whole.steps[0].skipped and not whole.steps[-1].skipped, "an overflow, then steps"
-    assert scales[2] != scales[0] and scales[5] != scales[2], "the scale moves on both sides"
+    assert runs["fp16"][1].scaler["growth_tracker"] == 1, "half a window lies before the stop"
+    assert scales[2] < scales[3], "and the other half behind it"
 
 
 @pytest.mark.timeout(120)
@@ -97,8 +98,8 @@ def test_several_ranks(pool: Any, tmp_path: pathlib.Path, world_size: int, flags
 
 @pytest.mark.timeout(60)
 def test_across_an_epoch_boundary_of_the_data(pool: Any, tmp_path: pathlib.Path) -> None:
-    """About 25 samples in an epoch: the boundary lies in step 4, the stop after step 3."""
-    prefix = write_documents(tmp_path, 40)
+    """About 27 samples in an epoch: the boundary lies in step 4, the stop after step 3."""
+    prefix = write_documents(tmp_path, 45)
     case = f"{_BASE} --data-path {prefix} --split 100,0,0 --eval-iters 0"
     cases = {"single": case, "cyclic": f"{case} --dataloader-type cyclic"}
     runs = _whole_stopped_resumed(pool, 1, cases, tmp_path)

@@ -43,7 +43,7 @@ def finalize_model_grads(
 def _sum_tied_uses(
     model: Sequence[DistributedDataParallel], embedding_group: dist.ProcessGroup | None
 ) -> None:
-    """One gradient for a tied weight: its use as embedding plus its use as head, wherever they are."""
+    """One gradient for a tied weight: the sum of its uses as embedding and head, wherever held."""
     regions = [region for chunk in model for region in chunk.tied_buffer.regions]
     further_uses = [r.target for r in regions if isinstance(r.target, GradTarget)]
     for use in further_uses:

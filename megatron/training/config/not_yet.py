@@ -89,9 +89,4 @@ NOT_YET: tuple[NotYet, ...] = (
         _given("zero_bubble", "cpu_offload"),
         "use --recompute-granularity to save memory",
     ),
-    NotYet(
-        "traces of the pipeline (--trace-pipeline)",
-        _given("profiling", "trace_pipeline"),
-        "use --profile --use-pytorch-profiler",
-    ),
 )

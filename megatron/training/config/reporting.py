@@ -15,6 +15,11 @@ class LoggingArguments(ArgumentGroup):
 
     log_interval: int = arg(100, "Iterations between log lines.", at_least=1)
     log_throughput: bool = arg(False, "Show model TFLOP/s per GPU in the log line.")
+    log_step_breakdown: bool = arg(
+        False,
+        "Append to each line what the logging rank's time went into: compute by F, B, W, waiting "
+        "for a neighbour, communication, optimizer, data.",
+    )
     log_params_norm: bool = arg(False, "Show the norm of the weights.")
     log_num_zeros_in_grad: bool = arg(False, "Show how many gradients are zero.")
     log_progress: bool = arg(False, "Append to progress.txt in the --save directory.")

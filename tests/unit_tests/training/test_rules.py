@@ -483,7 +483,6 @@ PLANNED = [
     "--recompute-method uniform --recompute-num-layers 1",
     "--num-seq-splits 2",
     "--cpu-offload",
-    "--trace-pipeline t.json",
 ]
 
 

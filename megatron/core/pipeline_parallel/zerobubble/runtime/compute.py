@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from megatron.core.distributed.distributed_data_parallel import DistributedDataParallel
+from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import ScheduleError
 from megatron.core.stage_context import StageContext
 
 GradientEdge = torch.autograd.graph.GradientEdge
@@ -60,6 +61,18 @@ class _Live:
     output: GradientEdge | None
 
 
+def deferring_layers(module: torch.nn.Module) -> list[str]:
+    """Names of the layers whose weight gradient B leaves for W: those with a trainable weight."""
+    names = []
+    for layer in module.modules():
+        name = getattr(layer, "layer_name", None)
+        use = getattr(layer, "tied_use", None)
+        weight = getattr(layer, "weight", None) if use is None else use.parameter
+        if name is not None and weight is not None and weight.requires_grad:
+            names.append(name)
+    return names
+
+
 @dataclass
 class StageCompute:
     """Runs the passes of one virtual stage held by this rank."""
@@ -67,6 +80,10 @@ class StageCompute:
     module: DistributedDataParallel
     context: StageContext
     _live: dict[int, _Live] = field(default_factory=dict)
+    _deferring: list[str] = field(init=False)  # layers that owe W work after each B
+
+    def __post_init__(self) -> None:
+        self._deferring = deferring_layers(self.module)
 
     def forward(
         self,
@@ -99,8 +116,12 @@ class StageCompute:
 
     def input_backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
         """B: the gradient of the stage's input; the weights' gradients are left in the store."""
+        has_graph = self._live[microbatch].output is not None
         with self.context.store.defer(microbatch):
-            return self._backward(microbatch, grad)
+            input_grad = self._backward(microbatch, grad)
+        if has_graph:
+            self._check_deferred(microbatch)
+        return input_grad
 
     def weight_backward(self, microbatch: int) -> None:
         """W: the weight gradients that B left."""
@@ -109,6 +130,11 @@ class StageCompute:
     def full_backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
         """BW: both at once; the same kernels as B and W."""
         return self._backward(microbatch, grad)
+
+    @property
+    def num_deferred(self) -> int:
+        """Weight gradients that each B leaves for its W, at least."""
+        return len(self._deferring)
 
     @property
     def num_live(self) -> int:
@@ -122,6 +148,17 @@ class StageCompute:
         """Forget an iteration that failed."""
         self._live.clear()
         self.context.store.discard()
+
+    def _check_deferred(self, microbatch: int) -> None:
+        """Every layer that can split has left its W work: else W is empty and B did it all."""
+        queued = self.context.store.layers_pending(microbatch)
+        if len(queued) < len(self._deferring):
+            silent = sorted(set(self._deferring) - set(queued))
+            raise ScheduleError(
+                f"B of stage {self.context.stage}, micro-batch {microbatch} left "
+                f"{len(queued)} weight gradients for W, but {len(self._deferring)} were expected: "
+                f"{', '.join(silent[:5])} queued none; a layer that is built must be used"
+            )
 
     def _backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
         self.context.random.microbatch = microbatch  # recompute draws this micro-batch's dropout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +31,15 @@ class StepTimes:
     compute: dict[Op, float] = field(default_factory=dict)
     waiting: float = 0.0  # for a value of another rank
     communication: float = 0.0  # posting sends and receives, waiting for the last to leave
+    executed: list[Executed] = field(default_factory=list)  # in order
+
+
+class Executed(NamedTuple):
+    """One instruction as it ran, in seconds of this host's monotonic clock."""
+
+    instruction: Instruction
+    start: float
+    end: float
 
 
 @dataclass(kw_only=True)
@@ -100,6 +109,7 @@ class Executor:
             self._channels.send(message, self._take(message.value))
         self._channels.release_sent()
         op, times = step.instruction.op, self.times
+        times.executed.append(Executed(step.instruction, ready, done))
         times.waiting += ready - posted
         times.compute[op] = times.compute.get(op, 0.0) + done - ready
         times.communication += clock() - done + posted - start
