@@ -1,7 +1,7 @@
 """Whole runs of `pretrain` inside pool workers, watched from outside: steps, weights, data, output.
 
-    histories = pool.run(2, pretrain_cases, [case])   # one list of histories per rank
-    together = joined([rank[0] for rank in histories])
+histories = pool.run(2, pretrain_cases, [case])   # one list of histories per rank
+together = joined([rank[0] for rank in histories])
 """
 
 from __future__ import annotations

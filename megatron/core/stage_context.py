@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from megatron.core.tensor_parallel.random import RandomContext
+from megatron.core.keyed_random import RandomContext
 from megatron.core.weight_grad_store import WeightGradStore
 
 

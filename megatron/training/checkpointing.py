@@ -2,14 +2,14 @@
 
 What is stored does not depend on the layout: every tensor is whole, under its global name, so a
 checkpoint loads under any schedule and any pipeline or data-parallel size. Random numbers are
-keyed by position (see `tensor_parallel/random.py`), so there is no random state to keep.
+keyed by position (see `keyed_random.py`), so there is no random state to keep.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -220,8 +220,6 @@ class Checkpointer:
     def _save_async(self, tensors: dict[str, torch.Tensor], writer: Any) -> Future[Any]:
         """Write in the background, over a group of its own: training uses the others meanwhile."""
         if not dist.is_initialized():
-            from concurrent.futures import ThreadPoolExecutor
-
             copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
             pool = ThreadPoolExecutor(1)
             future = pool.submit(dcp.save, copies, storage_writer=writer, no_dist=True)
@@ -229,9 +227,9 @@ class Checkpointer:
             return future
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        future = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
-        assert isinstance(future, Future), "a stager of our own would give more than a future"
-        return future
+        response = dcp.async_save(tensors, storage_writer=writer, process_group=self._group)
+        assert isinstance(response, Future), "a stager of our own would give more than a future"
+        return response
 
 
 class _Pending:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from megatron.core.transformer.activations import squared_relu
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 
@@ -35,8 +36,3 @@ def core_transformer_config_from_args(
     if getattr(args, "init_method_xavier_uniform", False):
         values["init_method"] = torch.nn.init.xavier_uniform_
     return cls(**values)
-
-
-def squared_relu(x: torch.Tensor) -> torch.Tensor:
-    """max(0, x) squared (arXiv:2109.08668)."""
-    return functional.relu(x).square()

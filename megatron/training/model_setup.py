@@ -194,7 +194,7 @@ def _build_runtime(session: Session, stages: list[StageCompute]) -> PipelineRunt
         groups=PipelineGroups.for_channels(run.sizes.groups("pp"), groups.pp, channels),
         plan_for=session.pipeline.plan_for,
         hidden_size=run.model.hidden_size,
-        pipeline_dtype=session.params_dtype,
+        pipeline_dtype=stages[0].module.config.pipeline_dtype,
         device=session.device.torch_device,
         data_parallel_size=groups.sizes.dp,
         world_group=groups.world,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from megatron.core.keyed_random import RandomContext
 from megatron.core.pipeline_parallel.layer_split import stage_offsets
 from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import ScheduleError
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
@@ -13,7 +14,6 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import plan_s
 from megatron.core.pipeline_parallel.zerobubble.scheduler.request import PlanRequest
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.stage_context import StageContext
-from megatron.core.tensor_parallel.random import RandomContext
 from megatron.training.config import RunConfig
 
 

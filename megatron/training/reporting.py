@@ -11,7 +11,10 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron.core.pipeline_parallel.zerobubble.runtime.executor import Executed
-from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
+from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
+from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES, plan_schedule
+from megatron.core.pipeline_parallel.zerobubble.scheduler.request import PlanRequest
+from megatron.core.pipeline_parallel.zerobubble.scheduler.simulate import simulate
 from megatron.core.transformer.kernels import kernel_choices, parameters_not_split
 from megatron.training.memory_report import (
     ActivationSizes,
@@ -118,6 +121,8 @@ def _log_start(trainer: Trainer) -> None:
     for part, choice in kernel_choices(trainer.model[0].config, trainer.session.device).items():
         logger.info("kernel: %s: %s", part, choice)
     _log_split(trainer)
+    if trainer.session.groups.sizes.pp > 1:
+        _log_prediction(trainer)
     if trainer.session.run.logging.log_throughput:
         logger.info("%s", throughput_notice("causal", trainer.session.model_sizes))
 
@@ -146,6 +151,34 @@ def _log_split(trainer: Trainer) -> None:
                 stage,
                 ", ".join(unsplit),
             )
+
+
+def _log_prediction(trainer: Trainer) -> None:
+    """What the schedule promises against 1F1B if F, B and W take equal times (rank 0)."""
+    session = trainer.session
+    m, p = session.run.num_microbatches, session.groups.sizes.pp
+    plan = session.pipeline.plan_for(m)
+    ours = simulate(plan, Costs.uniform(plan.placement))
+    baseline = plan_schedule("1f1b", PlanRequest(num_ranks=p, num_microbatches=m))
+    theirs = simulate(baseline, Costs.uniform(baseline.placement))
+    speed_up = theirs.makespan / ours.makespan
+    logger.info(
+        "predicted for equal times of F, B and W and free transfers (p = %d, m = %d): "
+        "bubble %.1f %% under %s, %.1f %% under 1f1b; speed-up %.3f",
+        p,
+        m,
+        100 * ours.bubble_rate("makespan"),
+        session.pipeline.schedule,
+        100 * theirs.bubble_rate("makespan"),
+        speed_up,
+    )
+    if session.pipeline.schedule != "1f1b" and speed_up < 1.05:
+        logger.warning(
+            "the predicted gain over 1f1b is under 5 %%: with m = %d micro-batches on p = %d ranks "
+            "there is little bubble to fill, and what is not modelled may take it away",
+            m,
+            p,
+        )
 
 
 def _memory_estimate(trainer: Trainer) -> list[str]:

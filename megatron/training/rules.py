@@ -200,11 +200,6 @@ def chunks_fit_the_schedule(run: RunConfig) -> str | None:
             f"{chunk_flag} asks for {chunks} chunks per rank, but schedule {asked} ({flag}) has "
             f"{own}; drop one of the flags"
         )
-    if chunks == 1 and kind == "looped" and by_rank > 1:
-        return (
-            f"{flag} {asked} needs at least 2 chunks per rank; add "
-            "--num-virtual-stages-per-pipeline-rank"
-        )
     return None
 
 

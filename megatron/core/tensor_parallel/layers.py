@@ -12,21 +12,19 @@ to stay in B: autograd gets it, summed in fp32 and rounded once to the bias's pr
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
 
 from megatron.core.model_parallel_config import ModelParallelConfig
+from megatron.core.stage_context import StageContext
 from megatron.core.weight_grad_store import (
     GradTarget,
     WeightGradTask,
     accumulate_embedding_weight_grad,
     accumulate_linear_weight_grad,
 )
-
-if TYPE_CHECKING:
-    from megatron.core.stage_context import StageContext
 
 InitMethod = Callable[[torch.Tensor], Any]
 
@@ -128,7 +126,7 @@ class _SplitLayer(torch.nn.Module):
     def __init__(self, config: ModelParallelConfig, stage: StageContext | None) -> None:
         super().__init__()
         self.config = config
-        self.stage = stage if stage is not None else _whole_model()
+        self.stage = stage if stage is not None else StageContext()
         self.layer_name = type(self).__name__  # the model replaces it by the global name
         self._kept = KeptWeightGrads() if config.delay_wgrad_compute else None
         self._sink: TaskSink = self._kept or self.stage.store
@@ -336,10 +334,3 @@ def mark(tensor: torch.Tensor, **attributes: Any) -> None:
     """Set the attributes by which optimizers, checkpoints and initialisation know a parameter."""
     for name, value in attributes.items():
         setattr(tensor, name, value)
-
-
-def _whole_model() -> StageContext:
-    # Imported late: stage_context needs this package's `random`, and so its __init__ and us.
-    from megatron.core.stage_context import StageContext
-
-    return StageContext()

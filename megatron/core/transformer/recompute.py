@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.checkpoint import checkpoint
 
-from megatron.core.tensor_parallel.random import RandomContext
+from megatron.core.keyed_random import RandomContext
 
 
 class Unit(NamedTuple):

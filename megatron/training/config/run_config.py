@@ -204,7 +204,7 @@ class RunConfig:
 
     @cached_property
     def interleaving(self) -> tuple[int, str]:
-        """Chunks per rank that the interleaving flags ask for (1 without), and the flag.
+        """Chunks per rank that the flags ask for (1 without), and the flag that does.
 
         Raises ValueError if layers per chunk do not divide the layers of a rank.
         """
@@ -229,6 +229,9 @@ class RunConfig:
         ):
             if counts is not None and len(counts) % num_ranks == 0:
                 return len(counts) // num_ranks, flag
+        named = SCHEDULES.get(pipeline.pipeline_schedule or "")
+        if named is not None and named.placement == "looped" and num_ranks > 1:
+            return named.default_chunks, "--pipeline-schedule"
         return 1, ""
 
     @cached_property

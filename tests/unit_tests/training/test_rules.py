@@ -144,12 +144,6 @@ CASES = [
     ),
     (
         rules.chunks_fit_the_schedule,
-        PIPELINE + "--pipeline-schedule interleaved --num-virtual-stages-per-pipeline-rank 2",
-        PIPELINE + "--pipeline-schedule interleaved",
-        "--pipeline-schedule interleaved needs at least 2 chunks per rank; add",
-    ),
-    (
-        rules.chunks_fit_the_schedule,
         PIPELINE + "--zero-bubble-v-schedule",
         PIPELINE + "--zero-bubble-v-schedule --num-virtual-stages-per-pipeline-rank 2",
         "asks for 2 chunks per rank, but schedule zb-v (--zero-bubble-v-schedule) has 2 chunks",
