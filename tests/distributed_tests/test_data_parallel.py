@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy
 import pytest
-import torch
 import torch.distributed as dist
 
 import pretrain_gpt
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import StageCompute
-from megatron.core.weight_grad_store import GradTarget
+from megatron.training.model_setup import Trainer
 from megatron.training.training import train_step
 from tests.pretrain_runs import History, assert_same_training, run
 from tests.training_runs import GPT, LLAMA, start
@@ -98,77 +96,102 @@ def test_replicas_are_bit_identical_for_every_pipeline_and_overlap(pool: Any, dp
 _TYPES = ("", "--bf16")
 
 
+class _Event(NamedTuple):
+    """W: weight gradients of a stage; T: sum of a tied weight's uses; R: sum over replicas."""
+
+    kind: str
+    stage: int
+    name: str = ""
+
+
 @contextlib.contextmanager
-def _events(log: list[tuple[str, Any]]) -> Iterator[None]:
-    """Log what is reduced (by address), and when weight gradients are computed."""
-    all_reduce, reduce_scatter = dist.all_reduce, dist.reduce_scatter_single
+def _events(trainer: Trainer) -> Iterator[list[_Event]]:
+    """Log, from outside, which main gradients collectives touch and when W's run."""
+    log: list[_Event] = []
+    regions = {
+        buffer.region_data(region).data_ptr(): (stage.context.stage, region.name)
+        for stage in trainer.stages
+        for buffer in stage.module.buffers_with_grads
+        for region in buffer.regions
+    }
+    replicas = trainer.session.groups.dp
 
-    def reduced(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        log.append(("reduce", (tensor.data_ptr(), tensor.numel())))
-        return all_reduce(tensor, *args, **kwargs)
+    def watched(name: str, position: int) -> Any:
+        original = getattr(dist, name)
 
-    def scattered(output: torch.Tensor, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        log.append(("reduce", (tensor.data_ptr(), tensor.numel())))
-        return reduce_scatter(output, tensor, *args, **kwargs)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            touched = regions.get(args[position].data_ptr())
+            if touched is not None:
+                log.append(_Event("R" if kwargs["group"] is replicas else "T", *touched))
+            return original(*args, **kwargs)
 
-    def logged(name: str) -> Any:
+        return mock.patch.object(dist, name, wrapper)
+
+    def computed(name: str) -> Any:
         original = getattr(StageCompute, name)
 
-        def wrapper(self: StageCompute, microbatch: int, *args: Any) -> Any:
-            log.append(("weight", microbatch))
-            return original(self, microbatch, *args)
+        def wrapper(self: StageCompute, *args: Any) -> Any:
+            log.append(_Event("W", self.context.stage))
+            return original(self, *args)
 
         return mock.patch.object(StageCompute, name, wrapper)
 
     with (
-        mock.patch.object(dist, "all_reduce", reduced),
-        mock.patch.object(dist, "reduce_scatter_single", scattered),
-        logged("weight_backward"),
-        logged("full_backward"),
+        watched("all_reduce", 0),
+        watched("reduce_scatter_single", 1),
+        computed("weight_backward"),
+        computed("full_backward"),
     ):
-        yield
+        yield log
 
 
-def _reductions(case: str) -> list[tuple[dict[str, int], list[str]]]:
-    """Per step: how often each parameter's main gradient was reduced, and the order of events."""
+def _step_events(case: str) -> tuple[list[str], list[list[_Event]]]:
+    """Names of this rank's main gradients, and the events of two steps."""
     with contextlib.redirect_stdout(io.StringIO()):
         trainer, state, iterators = start(case)
-        (chunk,) = trainer.model
-        data = {
-            (buffer.region_data(region).data_ptr(), buffer.region_data(region).numel()): region
-            for buffer in chunk.buffers_with_grads
-            for region in buffer.regions
-            if not isinstance(region.target, GradTarget)
-        }
         steps = []
         for _ in range(2):
-            log: list[tuple[str, Any]] = []
-            with _events(log):
+            with _events(trainer) as log:
                 train_step(trainer, pretrain_gpt.forward_step, iterators, state)
-            counts = collections.Counter(data[w].name for what, w in log if w in data)
-            order = ["W" if what == "weight" else "R" for what, w in log if what == "weight" or w in data]
-            steps.append((dict(counts), order))
-        names = [r.name for r in chunk.regions() if not isinstance(r.target, GradTarget)]
-    assert sorted(names) == sorted(region.name for region in data.values())
-    return steps
+            steps.append(list(log))
+    entries = [entry.name for entry in trainer.optimizer.entries]
+    return entries, steps
 
 
 @pytest.mark.timeout(60)
-def test_every_parameter_is_reduced_exactly_once_after_its_last_weight_gradient(pool: Any) -> None:
-    for flags, world_size in (
+@pytest.mark.parametrize(
+    ("flags", "world_size"),
+    [
         ("", 2),
         ("--overlap-grad-reduce", 2),
-        ("--use-distributed-optimizer --untie-embeddings-and-output-weights", 2),
+        ("--use-distributed-optimizer", 2),
         (f"{_P2} --overlap-grad-reduce --pipeline-schedule zb-h1", 4),
         (f"{_P2} --use-distributed-optimizer --pipeline-schedule zb-h1", 4),
-    ):
-        for rank, steps in enumerate(pool.run(world_size, _reductions, f"{_BASE} {flags}")):
-            for counts, order in steps:
-                label = f"{flags} rank {rank}: {counts}"
-                assert len(counts) > 10 and set(counts.values()) == {1}, label
-                assert order == sorted(order, key="WR".index), f"{label} {order}"
+        (f"{_P2} --overlap-grad-reduce --pipeline-schedule dualpipe-v", 4),
+    ],
+)
+def test_every_gradient_is_summed_once_behind_its_last_w(
+    pool: Any, flags: str, world_size: int
+) -> None:
+    """No hook is called by hand and none can be missed: one sum a parameter, at one event.
 
-
-def _late_sums(case: str) -> list[list[str]]:
-    """Whether a stage's sum starts while other stages still compute."""
-    return [order for _, order in _reductions(case)]
+    A tied weight's uses are summed before the replicas are.
+    """
+    ranks = pool.run(world_size, _step_events, f"{_BASE} {flags}")
+    tied = [event for _, steps in ranks for event in steps[0] if event.kind == "T"]
+    on_two_ranks = _P2 in flags and "dualpipe-v" not in flags
+    assert len(tied) == (4 if on_two_ranks else 0), "the two ends of two pipelines"
+    for names, steps in ranks:
+        for events in steps:
+            summed = [event.name for event in events if event.kind == "R"]
+            assert sorted(summed) == sorted(names)
+            for stage in {event.stage for event in events}:
+                order = [event.kind for event in events if event.stage == stage]
+                first_sum, last_w = order.index("R"), len(order) - order[::-1].index("W")
+                assert last_w <= first_sum, f"stage {stage}: {order}"
+            for name in {event.name for event in events if event.kind == "T"}:
+                kinds = [event.kind for event in events if event.name == name]
+                assert kinds == ["T", "R"]
+    if "dualpipe-v" in flags:
+        kinds = [event.kind for event in ranks[1][1][0]]
+        assert "W" in kinds[kinds.index("R") :], "a stage's sum overlaps another's backward"

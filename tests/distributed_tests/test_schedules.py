@@ -1,0 +1,109 @@
+"""Every schedule trains like one process, to the last bit: losses, norms, weights, evaluation."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import pytest
+
+from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
+from tests.distributed_tests.test_equality import assert_same
+from tests.training_runs import GPT, LLAMA, Outcome, train_cases
+
+
+class Case(NamedTuple):
+    """A schedule on p ranks with m micro-batches, and the model it trains."""
+
+    schedule: str
+    p: int
+    m: int
+    architecture: str
+    tied: bool
+    dtype: str
+    dropout: float
+
+    @property
+    def model(self) -> str:
+        return (
+            f"{LLAMA if self.architecture == 'llama' else GPT} --num-layers 8 "
+            f"--global-batch-size {2 * self.m} {'' if self.tied else UNTIED} "
+            f"{'--bf16' if self.dtype == 'bf16' else ''} "
+            f"--attention-dropout {self.dropout} --hidden-dropout {self.dropout}"
+        )
+
+    @property
+    def command(self) -> str:
+        """Eight layers do not divide into three or six stages: those are padded."""
+        return (
+            f"{self.model} --pipeline-schedule {self.schedule} --allow-padding-num-layers "
+            f"--pipeline-model-parallel-size {self.p}"
+        )
+
+
+UNTIED = "--untie-embeddings-and-output-weights"
+_MICROBATCHES = {2: [1, 2, 5], 3: [1, 2, 3, 7], 4: [1, 2, 3, 4, 9], 8: [4]}
+_MODELS = list(itertools.product(["llama", "gpt"], [True, False], ["fp32", "bf16"], [0.0, 0.1]))
+
+
+def covering_cases() -> list[Case]:
+    """Every schedule with every p and m; the models take turns, so that each value meets each."""
+    models = itertools.cycle(_FEW_MODELS)
+    return [
+        Case(schedule, p, m, *next(models))
+        for p in (2, 3, 4)
+        for schedule in SCHEDULES
+        for m in _MICROBATCHES[p]
+    ]
+
+
+def full_grid() -> list[Case]:
+    sizes = [(p, m) for p in (2, 3, 4, 8) for m in _MICROBATCHES[p]]
+    return [Case(s, *size, *model) for s in SCHEDULES for size in sizes for model in _MODELS]
+
+
+def check(pool: Any, cases: list[Case]) -> None:
+    """Run the cases' models in one process, then each case on its ranks; compare."""
+    models = sorted({case.model for case in cases})
+    outcomes = pool.run(1, train_cases, models, timeout_s=600)[0]
+    reference: dict[str, Outcome] = dict(zip(models, outcomes, strict=True))
+    for p in sorted({case.p for case in cases}):
+        chosen = [case for case in cases if case.p == p]
+        per_rank = pool.run(p, train_cases, [case.command for case in chosen], timeout_s=600)
+        for index, case in enumerate(chosen):
+            assert_same([rank[index] for rank in per_rank], reference[case.model], str(case))
+
+
+@pytest.mark.timeout(900)
+def test_every_schedule_trains_like_one_process(pool: Any) -> None:
+    check(pool, covering_cases())
+
+
+@pytest.mark.timeout(300)
+def test_eight_ranks(pool: Any) -> None:
+    schedules = [s for s in ("1f1b", "zb-h2", "zb-v", "v-half") if s in SCHEDULES]
+    check(pool, [Case(s, 8, 4, "llama", True, "fp32", 0.1) for s in schedules])
+
+
+@pytest.mark.timeout(300)
+def test_uneven_layers_by_list(pool: Any) -> None:
+    """Layers per stage as the user lists them, an empty middle stage among them."""
+    model = f"{GPT} --num-layers 8 --global-batch-size 8"
+    single = pool.run(1, train_cases, [model], timeout_s=60)[0][0]
+    for schedule, counts in (
+        ("zb-h1", "5 3"),
+        ("dualpipe-v", "1 4 0 3"),
+        ("interleaved", "3 1 2 2"),
+    ):
+        command = (
+            f"{model} --pipeline-model-parallel-size 2 --pipeline-schedule {schedule} "
+            f"--num-layers-per-stage {counts}"
+        )
+        piped = [rank[0] for rank in pool.run(2, train_cases, [command], timeout_s=60)]
+        assert_same(piped, single, f"{schedule} {counts}")
+
+
+@pytest.mark.grid
+@pytest.mark.timeout(7200)
+def test_full_grid(pool: Any) -> None:
+    check(pool, full_grid())
