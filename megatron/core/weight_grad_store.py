@@ -63,6 +63,7 @@ class WeightGradStore:
         finally:
             self._collecting = None
 
+    @torch.no_grad()  # the work adds to gradients; it is not itself to be differentiated
     def run(self, microbatch: int) -> list[str]:
         """Do the deferred work of `microbatch`, each piece freed when done; returns the layers."""
         tasks = self._deferred.pop(microbatch)

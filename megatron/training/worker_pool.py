@@ -94,18 +94,19 @@ class WorkerPool:
         deadline = time.monotonic() + timeout_s + 30  # starting a worker takes its time
         results: dict[int, Any] = {}
         failures: dict[int, str] = {}
-        waiting = {
+        waiting: dict[Any, int] = {
             connection: rank for rank, (_, connection) in enumerate(self._workers[:world_size])
         }
         while waiting and not (failures and must_succeed):
-            ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            ready: list[Any] = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 self.close()
                 raise TimeoutError(f"ranks {sorted(waiting.values())} did not end in {timeout_s} s")
             for connection in ready:
-                rank = waiting.pop(connection)  # type: ignore[arg-type]
+                rank = waiting.pop(connection)
+                error: str | None
                 try:
-                    error, results[rank] = connection.recv()  # type: ignore[union-attr]
+                    error, results[rank] = connection.recv()
                 except EOFError:
                     error = "the process died"
                 if error:

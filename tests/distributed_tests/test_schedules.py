@@ -44,6 +44,16 @@ class Case(NamedTuple):
 UNTIED = "--untie-embeddings-and-output-weights"
 _MICROBATCHES = {2: [1, 2, 5], 3: [1, 2, 3, 7], 4: [1, 2, 3, 4, 9], 8: [4]}
 _MODELS = list(itertools.product(["llama", "gpt"], [True, False], ["fp32", "bf16"], [0.0, 0.1]))
+_FEW_MODELS = [  # every pair of values is among them
+    ("llama", True, "fp32", 0.1),
+    ("llama", False, "bf16", 0.0),
+    ("gpt", True, "bf16", 0.1),
+    ("gpt", False, "fp32", 0.0),
+    ("llama", True, "bf16", 0.0),
+    ("gpt", False, "bf16", 0.1),
+    ("gpt", True, "fp32", 0.0),
+    ("llama", False, "fp32", 0.1),
+]
 
 
 def covering_cases() -> list[Case]:

@@ -145,7 +145,7 @@ class MegatronOptimizer:
             if not entry.is_tied_copy:
                 count += float((entry.grad == 0).sum()) - _padding_of(entry)
         if self._norm_group is not None:
-            count = count.to(self.entries[0].main.device)
+            count = count.to(self.model[0].buffer.data.device)
             dist.all_reduce(count, group=self._norm_group)
         return int(count)
 
@@ -185,17 +185,47 @@ def _inner_optimizer(
     entries: Sequence[OptimizerEntry],
     no_weight_decay: Callable[[str, torch.nn.Parameter], bool],
 ) -> torch.optim.Optimizer:
-    """`torch.optim` over the main parameters, one group per (decay or not, decoupled or not).
+    """`torch.optim` over the main parameters.
 
     The state is made now, not at the first step, so that a checkpoint of a run whose first steps
     were all skipped is complete.
     """
+    groups = _param_groups(config, entries, no_weight_decay)
+    lr = config.lr or 0.0
+    # The fused CPU kernels (torch 2.13) round the last few elements of a tensor, those that do not
+    # fill a vector, unlike the others: a slice of a parameter would step unlike the whole.
+    fused = any(entry.main.is_cuda for entry in entries)
+    optimizer: torch.optim.Optimizer
+    if config.optimizer == "adam":
+        betas = (config.adam_beta1, config.adam_beta2)
+        optimizer = torch.optim.AdamW(
+            groups, lr=lr, betas=betas, eps=config.adam_eps, fused=fused, foreach=False
+        )
+        make_state = _adam_state
+    else:
+        optimizer = torch.optim.SGD(
+            groups, lr=lr, momentum=config.sgd_momentum, fused=fused, foreach=False
+        )
+        make_state = _sgd_state if config.sgd_momentum else _no_state
+    for entry in entries:
+        optimizer.state[entry.main] = make_state(entry.main)
+    return optimizer
+
+
+def _param_groups(
+    config: OptimizerConfig,
+    entries: Sequence[OptimizerEntry],
+    no_weight_decay: Callable[[str, torch.nn.Parameter], bool],
+) -> list[dict[str, Any]]:
+    """One group of main parameters per (decay or not, decoupled learning rate or not)."""
     groups: dict[tuple[float, bool], list[torch.Tensor]] = {}
     for entry in entries:
         decoupled = config.decoupled_lr is not None and _is_embedding_or_head(entry.name)
         wd_mult = 0.0 if no_weight_decay(entry.name, entry.parameter) else 1.0
         groups.setdefault((wd_mult, decoupled), []).append(entry.main)
-    param_groups = [
+    if not groups:  # a rank all of whose parameters are frozen; torch wants one group
+        return [{"params": [torch.zeros(0)], "wd_mult": 0.0, "lr_mult": 1.0}]
+    return [
         {
             "params": mains,
             "wd_mult": wd_mult,
@@ -208,24 +238,6 @@ def _inner_optimizer(
         }
         for (wd_mult, decoupled), mains in sorted(groups.items(), key=lambda item: item[0])
     ]
-    if not param_groups:
-        param_groups = [{"params": [torch.zeros(0)], "wd_mult": 0.0, "lr_mult": 1.0}]
-    optimizer: torch.optim.Optimizer
-    if config.optimizer == "adam":
-        betas = (config.adam_beta1, config.adam_beta2)
-        lr = config.lr or 0.0
-        optimizer = torch.optim.AdamW(
-            param_groups, lr=lr, betas=betas, eps=config.adam_eps, fused=True
-        )
-        make_state = _adam_state
-    else:
-        optimizer = torch.optim.SGD(
-            param_groups, lr=config.lr or 0.0, momentum=config.sgd_momentum, fused=True
-        )
-        make_state = _sgd_state if config.sgd_momentum else _no_state
-    for entry in entries:
-        optimizer.state[entry.main] = make_state(entry.main)
-    return optimizer
 
 
 def _is_embedding_or_head(name: str) -> bool:

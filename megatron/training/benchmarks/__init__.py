@@ -1,8 +1,14 @@
-"""Measurements of the pipeline runtime against its simulator and against torch's; the command
-line is `tools/benchmark_pipeline.py`.
+"""Measurements of the pipeline runtime against its simulator and against torch's.
 
-measure   alternating contestants, common start, accurate sleep
-emulated  passes spent asleep inside the real runtime       torch_peer  torch's schedules on the same
-compute   a small Llama on the real runtime                 llama       that model, ours and torch's
-split     what splitting a layer's backward costs           verdicts    targets, and whether reached
+`tools/benchmark_pipeline.py` is their command line. Run on the ranks:
+
+    measure     contestants in turns, common start, accurate sleep
+    emulated    passes spent asleep inside the real runtime
+    compute     a small Llama on the real runtime
+    split       what splitting a layer's backward costs
+    torch_peer  torch's schedules        llama  the small model, ours and torch's
+
+and in the process that started them:
+
+    reports     from times to rows of figures      verdicts  targets, and whether reached
 """

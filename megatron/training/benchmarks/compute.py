@@ -56,6 +56,10 @@ class ComputeCase:
         return self.plans[0].num_microbatches
 
     @property
+    def where(self) -> str:
+        return f"p={self.num_ranks} m={self.num_microbatches}"
+
+    @property
     def tokens_per_step(self) -> int:
         return self.num_microbatches * self.sizes.micro_batch_size * self.sizes.seq_length
 
@@ -69,23 +73,39 @@ class StageSeconds(NamedTuple):
     full_backward: float
 
 
+class Calibration(NamedTuple):
+    """What one rank has measured of single passes and messages."""
+
+    passes: dict[str, dict[int, StageSeconds]]  # by placement's name: of this rank's stages
+    transfer_s: float  # of one message
+
+
 class RankResult(NamedTuple):
     """What one rank has measured of a case."""
 
     times: dict[str, list[RankTime]]
-    passes: dict[str, dict[int, StageSeconds]]  # by placement's name: of this rank's stages
-    transfer_s: float  # of one message
+    calibration: Calibration
     losses: dict[str, float]  # by contestant; empty where the loss is not
     refusals: dict[str, str]  # torch's reasons not to run a schedule
 
 
-def costs_of(passes: dict[int, StageSeconds], transfer_s: float, *, splits_backward: bool) -> Costs:
-    """What the simulator is told of a placement's stages, in seconds.
+def merged(calibrations: Sequence[Calibration]) -> Calibration:
+    """All ranks' stages together."""
+    passes: dict[str, dict[int, StageSeconds]] = {}
+    for calibration in calibrations:
+        for placement, stages in calibration.passes.items():
+            passes.setdefault(placement, {}).update(stages)
+    return Calibration(passes, calibrations[0].transfer_s)
+
+
+def costs_of(calibration: Calibration, placement: Placement, *, splits_backward: bool) -> Costs:
+    """What planners and simulator are told of a placement's stages, in seconds.
 
     A plan that does not split is told the fused pass: its two shares add up to that.
     """
-    stages = [passes[stage] for stage in sorted(passes)]
-    ones = (1.0,) * len(stages)
+    passes = calibration.passes[placement.name]
+    stages = [passes[stage] for stage in range(placement.num_stages)]
+    held = tuple(1 / len(placement.stages_by_rank[slot.rank]) for slot in placement.slots)
     return Costs(
         forward=tuple(s.forward for s in stages),
         input_grad=tuple(s.input_grad for s in stages),
@@ -93,9 +113,9 @@ def costs_of(passes: dict[int, StageSeconds], transfer_s: float, *, splits_backw
             s.weight_grad if splits_backward else max(0.0, s.full_backward - s.input_grad)
             for s in stages
         ),
-        transfer=transfer_s,
-        held_f_to_b=ones,
-        held_b_to_w=ones,
+        transfer=calibration.transfer_s,
+        held_f_to_b=held,
+        held_b_to_w=held,
     )
 
 
@@ -103,8 +123,8 @@ def run_case(case: ComputeCase) -> RankResult:
     """Measure one case; runs on each of its ranks, over the default group."""
     losses: Losses = {}
     refusals: dict[str, str] = {}
-    stages = {plan.placement.name: _our_stages(case, plan.placement) for plan in case.plans}
-    watches = {name: PassWatch(held, case) for name, held in stages.items()}
+    stages = {p.placement.name: _our_stages(case.sizes, p.placement) for p in case.plans}
+    watches = {name: PassWatch(held, case.sizes) for name, held in stages.items()}
     contestants = [
         _our_contestant(plan, stages[plan.placement.name], case, losses) for plan in case.plans
     ]
@@ -119,21 +139,29 @@ def run_case(case: ComputeCase) -> RankResult:
     times = measure([*passes, *contestants], repeats=case.repeats)
     return RankResult(
         {contestant.name: times[contestant.name] for contestant in contestants},
-        {name: watch.medians() for name, watch in watches.items()},
-        transfer,
+        Calibration({name: watch.medians() for name, watch in watches.items()}, transfer),
         {name: loss() for name, loss in losses.items()},
         refusals,
     )
 
 
+def calibrate(sizes: LlamaSizes, placements: Sequence[Placement], repeats: int) -> Calibration:
+    """Passes of this rank's stages under each placement; collective over the default group."""
+    watches = {p.name: PassWatch(_our_stages(sizes, p), sizes) for p in placements}
+    passes = [Contestant(name, watch.step) for name, watch in watches.items()]
+    measure(passes, repeats=repeats)
+    transfer = transfer_s(sizes.activation_shape, torch.float32)
+    return Calibration({name: watch.medians() for name, watch in watches.items()}, transfer)
+
+
 class PassWatch:
     """Times the passes of this rank's stages outside a pipeline, all ranks at the same time."""
 
-    def __init__(self, stages: Sequence[StageCompute], case: ComputeCase) -> None:
+    def __init__(self, stages: Sequence[StageCompute], sizes: LlamaSizes) -> None:
         self._stages = stages
-        self._batch = _batches(case)[0]
+        (self._batch,) = _batches(sizes, 1)
         generator = torch.Generator().manual_seed(1)
-        self._activation = torch.randn(case.sizes.activation_shape, generator=generator)
+        self._activation = torch.randn(sizes.activation_shape, generator=generator)
         self._taken: dict[int, list[StageSeconds]] = {s.context.stage: [] for s in stages}
 
     def step(self) -> None:
@@ -177,27 +205,26 @@ class PassWatch:
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def _batches(case: ComputeCase) -> list[Batch]:
-    """The step's micro-batches: the same on every rank and for every contestant."""
-    sizes = case.sizes
+def _batches(sizes: LlamaSizes, num_microbatches: int) -> list[Batch]:
+    """A step's micro-batches: the same on every rank and for every contestant."""
     generator = torch.Generator().manual_seed(0)
-    shape = (case.num_microbatches, sizes.micro_batch_size, sizes.seq_length + 1)
+    shape = (num_microbatches, sizes.micro_batch_size, sizes.seq_length + 1)
     text = torch.randint(sizes.vocab_size, shape, generator=generator)
     return [(t[:, :-1].contiguous(), t[:, 1:].contiguous()) for t in text]
 
 
-def _our_stages(case: ComputeCase, placement: Placement) -> list[StageCompute]:
+def _our_stages(sizes: LlamaSizes, placement: Placement) -> list[StageCompute]:
     mine = placement.stages_by_rank[dist.get_rank()]
     return [
-        with_gradient_buffer(build_model(case.sizes, context), context)
-        for context in stage_contexts(case.sizes, placement, mine)
+        with_gradient_buffer(build_model(sizes, context), context)
+        for context in stage_contexts(sizes, placement, mine)
     ]
 
 
 def _our_contestant(
     plan: Plan, stages: list[StageCompute], case: ComputeCase, losses: Losses
 ) -> Contestant:
-    sizes, batches = case.sizes, _batches(case)
+    sizes, batches = case.sizes, _batches(case.sizes, case.num_microbatches)
     runtime = PipelineRuntime(
         stages=stages,
         groups=PipelineGroups(dist.group.WORLD),
@@ -265,7 +292,8 @@ def _peer_contestant(plan: Plan, case: ComputeCase, losses: Losses) -> Contestan
         return mean / plan.num_microbatches
 
     schedule = torch_peer.build_schedule(plan, make_stage, loss)
-    tokens, labels = (torch.cat(part) for part in zip(*_batches(case), strict=True))
+    batches = _batches(sizes, case.num_microbatches)
+    tokens, labels = (torch.cat(part) for part in zip(*batches, strict=True))
     parts: list[torch.Tensor] = []
     step = torch_peer.step_function(plan, schedule, tokens, labels, parts)
     name = torch_peer.contestant_name(plan.schedule)

@@ -24,6 +24,7 @@ from megatron.core.pipeline_parallel.zerobubble.runtime.pipeline_runtime import 
 from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
 from megatron.core.pipeline_parallel.zerobubble.scheduler.plan import Plan
+from megatron.core.pipeline_parallel.zerobubble.scheduler.simulate import simulate
 from megatron.core.stage_context import StageContext
 from megatron.core.weight_grad_store import WeightGradTask
 from megatron.training.benchmarks import torch_peer
@@ -74,6 +75,23 @@ class EmulatedCase:
     def work_s(self) -> float:
         """The zero-bubble bound of a step: m (T_F + T_B + T_W)."""
         return self.num_microbatches * sum(self.rank_seconds)
+
+    @property
+    def expected_s(self) -> float:
+        """How long measuring the case takes, by the simulator; torch taken to be as fast."""
+        if self.work_s == 0:
+            return 0.0
+        steps = self.repeats * (self.in_a_row + 1 if self.in_a_row > 1 else 1) + 1
+        return steps * sum(
+            simulate(plan, costs_of(self.rank_seconds, plan.placement)).makespan
+            * (2 if plan.schedule in self.peer_schedules else 1)
+            for plan in self.plans
+        )
+
+    @property
+    def where(self) -> str:
+        pass_ms = 1e3 * self.rank_seconds.forward
+        return f"p={self.num_ranks} m={self.num_microbatches} T={pass_ms:g} ms"
 
     def without_passes(self) -> EmulatedCase:
         """The same steps with passes of length zero: what is left is the host's work."""

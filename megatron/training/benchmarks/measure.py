@@ -50,6 +50,10 @@ class Times:
         return statistics.median(self.step_s)
 
     @property
+    def median_cpu_s(self) -> float:
+        return statistics.median(self.cpu_s)
+
+    @property
     def spread(self) -> float:
         """How noisy the repeats were: (third quartile - first quartile) / median."""
         if len(self.step_s) < 2:

@@ -44,7 +44,7 @@ def pipeline_stage(
     example_output: torch.Tensor,
     weight_grad_builder: Callable[[], Callable[..., None]] | None = None,
 ) -> Any:
-    """A torch PipelineStage with known shapes. Without a builder torch splits the autograd graph."""
+    """A torch PipelineStage of known shapes; without a builder torch splits the autograd graph."""
     from torch.distributed.pipelining import PipelineStage
 
     return PipelineStage(

@@ -166,11 +166,14 @@ class PipelineRuntime:
         return dict.fromkeys(self._stages, data_iterator)
 
     def _count_tokens(self, executor: Executor) -> torch.Tensor | None:
+        """This rank's tokens in per-token mode, of one dtype on ranks with and without the loss."""
         if not self._per_token_loss:
             return None
-        counts = [record.num_tokens for record in executor.losses if record.num_tokens is not None]
-        total = torch.zeros((), dtype=torch.long, device=self._device)
-        return total + sum(counts) if counts else total
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for record in executor.losses:
+            if record.num_tokens is not None:
+                total += record.num_tokens
+        return total
 
     def _start_grad_sync(self, stage: int) -> None:
         self._stages[stage].module.start_grad_sync()

@@ -12,6 +12,7 @@ from .plan import Plan
 from .planners.dualpipe_v import plan_dualpipe_v
 from .planners.interleaved import plan_interleaved
 from .planners.one_f_one_b import plan_1f1b
+from .planners.one_f_one_b_v import plan_1f1b_v
 from .planners.zb_handmade import plan_zb_h1, plan_zb_h2
 from .planners.zb_interleaved import plan_zb_interleaved
 from .request import PlanRequest
@@ -53,6 +54,9 @@ SCHEDULES: dict[str, Schedule] = {
     ),
     "zb-h1": Schedule(plan_zb_h1, "plain", True, "hand-made zero bubble in the memory of 1F1B"),
     "zb-h2": Schedule(plan_zb_h2, "plain", True, "hand-made zero bubble in twice that memory"),
+    "1f1b-v": Schedule(
+        plan_1f1b_v, "v", False, "1F1B in about two thirds of its memory", searches=True
+    ),
     "zb-interleaved": Schedule(
         plan_zb_interleaved, "looped", True, "several chunks per rank, W filling the bubbles"
     ),

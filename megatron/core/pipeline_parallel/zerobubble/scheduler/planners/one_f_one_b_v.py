@@ -54,9 +54,7 @@ def plan_1f1b_v(request: PlanRequest) -> Plan:
         most = max(peak_memory(blocks[0], costs)) + max(costs.held_f_to_b)
         limits = (most,) * request.num_ranks
     limits = tuple(limit * (1 + ROUNDING) for limit in limits)
-    network = Network(
-        placement, costs, request.num_microbatches, False, limits, request.objective
-    )
+    network = Network(placement, costs, request.num_microbatches, False, limits, request.objective)
     plans = [_justified(block, network) for block in blocks if _fits(block, network)]
     if not plans:
         return within_limits(blocks[0], request)  # raises
@@ -99,24 +97,25 @@ def _fits(plan: Plan, network: Network) -> bool:
 
 
 def _justified(plan: Plan, network: Network) -> tuple[float, Plan]:
-    """The plan, or a better one from pulling its instructions late, then early; and its cost."""
-    orders = network.orders_of(plan)
-    best, best_orders = cost_of_ends(network, retime(network, orders)), orders
-    for _ in range(_ROUNDS):
-        orders = _justify(network, orders, backward=True)
-        orders = _justify(network, orders, backward=False)
-        cost = cost_of_ends(network, retime(network, orders))
-        if cost >= best * (1 - ROUNDING):
-            break
-        best, best_orders = cost, orders
+    """The plan, or the best from pulling its instructions late and early in turn; and its cost."""
+    first = network.orders_of(plan)
+    best, best_orders = cost_of_ends(network, retime(network, first)), first
+    for late_first in (True, False):
+        orders = first
+        for _ in range(_ROUNDS):
+            for late in (late_first, not late_first):
+                orders = _pull(network, orders, late=late)
+            cost = cost_of_ends(network, retime(network, orders))
+            if cost >= best * (1 - ROUNDING):
+                break
+            best, best_orders = cost, orders
     return best, network.to_plan(plan.schedule, best_orders)
 
 
-def _justify(network: Network, orders: Sequence[list[int]], *, backward: bool) -> list[list[int]]:
-    turn = -1 if backward else 1
-    view = network.backward if backward else network.forward
+def _pull(network: Network, orders: Sequence[list[int]], *, late: bool) -> list[list[int]]:
+    turn = -1 if late else 1  # late is early with time reversed
     found, _ = justify(
-        view,
+        network.backward if late else network.forward,
         [order[::turn] for order in orders],
         network.limits,
         network.num_microbatches,

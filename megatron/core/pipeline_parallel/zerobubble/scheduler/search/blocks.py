@@ -11,6 +11,7 @@ A few numbers shape the block, and with them its memory and its warm-up: extra w
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from .network import B, F, Network, Orders, W
@@ -136,6 +137,75 @@ def fits(network: Network, block: Block) -> bool:
             if level > limit:
                 return False
     return True
+
+
+DIRECTIONS = (  # of the extra waits: down, up, turn
+    (1.0, 1.0, 0.0),
+    (0.0, 1.0, 0.0),
+    (1.0, 0.0, 0.0),
+    (0.0, 0.0, 1.0),
+    (0.3, 1.0, 0.0),
+    (1.0, 0.3, 0.0),
+    (1.0, 1.0, 1.0),
+    (0.0, 1.0, 1.0),
+    (1.0, 0.0, 1.0),
+)
+MIXES = ((1.0, 0.6), (0.0, 0.0), (1.0, 0.0), (0.0, 0.6), (0.5, 0.0), (0.5, 0.6))  # real, late_w
+STRETCHES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
+
+
+def blocks_within(network: Network) -> Iterator[Block]:
+    """Blocks of different shapes that use the memory limits well.
+
+    Where a period of the busiest rank's work is long enough, the waits grow until the memory is
+    used up: more micro-batches in flight fill the warm-up. Where memory is too short for that
+    period, the waits are short and the period is stretched as little as possible.
+    """
+    mixes = MIXES if network.split else [(real, 0.0) for real in (1.0, 0.0, 0.5)]
+    for real, late_w in mixes:
+        for direction in DIRECTIONS:
+            shape = Shape(real=real, late_w=late_w)
+            roomy = _longest_waits(network, shape, direction)
+            if roomy:
+                yield from roomy
+            else:
+                yield from _shortest_periods(network, shape, direction)
+
+
+def _scaled(shape: Shape, direction: tuple[float, float, float], scale: float) -> Shape:
+    down, up, turn = (part * scale for part in direction)
+    return shape._replace(wait_down=down, wait_up=up, wait_turn=turn)
+
+
+def _block_that_fits(network: Network, shape: Shape) -> Block | None:
+    block = build_block(network, shape)
+    return block if block is not None and fits(network, block) else None
+
+
+def _longest_waits(
+    network: Network, shape: Shape, direction: tuple[float, float, float]
+) -> list[Block]:
+    found = [_block_that_fits(network, shape)]
+    if found[0] is None:
+        return []
+    for scale in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0):
+        block = _block_that_fits(network, _scaled(shape, direction, scale))
+        if block is None:
+            break
+        found.append(block)
+    return found[-1:] + found[-3:-2]
+
+
+def _shortest_periods(
+    network: Network, shape: Shape, direction: tuple[float, float, float]
+) -> Iterator[Block]:
+    for scale in (0.3, 1.0, 0.0):
+        for stretch in STRETCHES:
+            stretched = _scaled(shape, direction, scale)._replace(stretch=stretch)
+            block = _block_that_fits(network, stretched)
+            if block is not None:
+                yield block
+                break
 
 
 def unroll(network: Network, block: Block) -> Orders:

@@ -1,0 +1,421 @@
+"""Measure the pipeline runtime: against its own simulator, and against torch's pipelining.
+
+    python tools/benchmark_pipeline.py emulated --peer torch --json emulated.json
+    python tools/benchmark_pipeline.py emulated --ranks 4 --pass-ms 20 --schedules 1f1b zb-v
+    python tools/benchmark_pipeline.py compute --peer torch
+    python tools/benchmark_pipeline.py split-cost --peer torch
+
+Needs no GPU and no launcher: it starts its own processes, joined by gloo, and ends them. Figures
+are medians over --repeats; all contestants of a case run in turns (A B C, C B A, ...), so compare
+them as ratios. The column "noise" is the distance of the quartiles over the median: on a machine
+that does other work, believe no difference smaller than that.
+
+Targets are printed as reached or NOT reached. Exit status: 0; with --check 1 if a target was not
+reached; 2 if something cannot be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from megatron.core.pipeline_parallel.layer_split import split_layers
+from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
+from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
+from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import (
+    SCHEDULES,
+    schedule_named,
+)
+from megatron.core.pipeline_parallel.zerobubble.scheduler.simulate import Objective
+from megatron.training.benchmarks import compute, emulated, reports, split, tables
+from megatron.training.benchmarks.cases import make_plans, split_cases
+from megatron.training.benchmarks.llama import LlamaSizes
+from megatron.training.benchmarks.measure import join
+from megatron.training.benchmarks.torch_peer import PEER_SCHEDULES
+from megatron.training.benchmarks.verdicts import Verdict
+from megatron.training.worker_pool import RankFailure, WorkerPool
+
+START_S = 60.0  # what a case may take beyond its steps: starting processes, building models
+SLOWEST = 20.0  # how much longer than expected steps may take before a case is given up
+COMPUTE_SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "zb-v")
+
+
+class Outcome(NamedTuple):
+    """What a benchmark found: rows for the JSON, text for the reader, targets."""
+
+    rows: dict[str, list[Any]]
+    text: str
+    verdicts: list[Verdict]
+    remarks: list[str]  # conditions of the measurement, and what could not be measured
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool; returns the exit status."""
+    options = parse_options(argv)
+    run: Callable[[argparse.Namespace], Outcome] = options.run
+    try:
+        outcome = run(options)
+    except (ValueError, RankFailure, TimeoutError) as error:
+        print(f"benchmark_pipeline.py: {error}", file=sys.stderr)
+        return 2
+    print("\n\n".join([outcome.text, tables.verdict_lines(outcome.verdicts)]))
+    for remark in outcome.remarks:
+        print(remark)
+    if options.json:
+        Path(options.json).write_text(json.dumps(as_json(options, outcome), indent=2) + "\n")
+    return 1 if options.check and not all(v.reached for v in outcome.verdicts) else 0
+
+
+# ---- what the command line says --------------------------------------------
+
+
+def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
+    add_emulated(commands)
+    add_compute(commands)
+    add_split_cost(commands)
+    options = parser.parse_args(argv)
+    check_numbers(parser, options)
+    return options
+
+
+def add_emulated(commands: Any) -> None:
+    add = add_command(
+        commands, "emulated", run_emulated, "passes asleep inside the real runtime", repeats=5
+    )
+    add("--ranks", type=int, nargs="+", default=[4, 8], metavar="P", help="pipeline ranks")
+    add(
+        "--microbatches-per-rank",
+        type=int,
+        nargs="+",
+        default=[2, 3],
+        metavar="K",
+        help="m = K p micro-batches",
+    )
+    add(
+        "--pass-ms",
+        type=float,
+        nargs="+",
+        default=[20.0, 60.0],
+        metavar="T",
+        help="length of F on all chunks of a rank; a chunk takes its share",
+    )
+    add(
+        "--pass-ratio",
+        type=float,
+        nargs=3,
+        default=[1.0, 1.0, 1.0],
+        metavar=("F", "B", "W"),
+        help="B and W are T times their share of F's",
+    )
+    add_schedules(add, default=list(SCHEDULES))
+    add_activation(add, seq_length=256, hidden_size=256)
+    add(
+        "--back-to-back",
+        type=int,
+        default=1,
+        metavar="N",
+        help="measure N steps in a row, without a meeting of the ranks between them; the ideal "
+        "is then the longest span in place of the makespan (default: ranks meet)",
+    )
+    add(
+        "--host-ranks",
+        type=int,
+        default=2,
+        metavar="P",
+        help="ranks of the measurement with passes of length zero; 0 leaves it out",
+    )
+
+
+def add_compute(commands: Any) -> None:
+    add = add_command(commands, "compute", run_compute, "a small Llama, one thread a rank", 9)
+    add("--ranks", type=int, nargs="+", default=[2], metavar="P", help="pipeline ranks")
+    add(
+        "--microbatches",
+        type=int,
+        nargs="+",
+        default=[4, 8],
+        metavar="M",
+        help="micro-batches of a step",
+    )
+    add_schedules(add, default=[name for name in COMPUTE_SCHEDULES if name in SCHEDULES])
+    add_activation(add, seq_length=128, hidden_size=256)
+    add("--num-layers", type=int, default=8, metavar="L", help="transformer layers")
+    add("--ffn-hidden-size", type=int, default=688, metavar="F", help="width of the MLP")
+    add("--num-attention-heads", type=int, default=4, metavar="A", help="heads")
+    add("--vocab-size", type=int, default=2048, metavar="V", help="vocabulary")
+
+
+def add_split_cost(commands: Any) -> None:
+    add = add_command(
+        commands, "split-cost", run_split_cost, "what splitting a layer's backward costs", 15
+    )
+    add_activation(add, seq_length=256, hidden_size=512)
+    add("--ffn-hidden-size", type=int, default=1376, metavar="F", help="width of the MLP")
+    add("--num-attention-heads", type=int, default=8, metavar="A", help="heads")
+    add("--tiny-seq-length", type=int, default=8, metavar="S", help="of the tiny layer")
+    add("--tiny-hidden-size", type=int, default=32, metavar="H", help="of the tiny layer")
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[..., Outcome], summary: str, repeats: int
+) -> Callable[..., Any]:
+    """A subcommand with the flags that all share; returns its add_argument."""
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    add = command.add_argument
+    add("--json", metavar="FILE", help="write all figures there too")
+    add("--repeats", type=int, default=repeats, metavar="N", help="measurements to take medians of")
+    add("--check", action="store_true", help="exit with 1 if a target is not reached")
+    add("--timeout-s", type=float, metavar="S", help="give up a case after this (default: by size)")
+    add(
+        "--peer",
+        choices=["none", "torch"],
+        default="none",
+        help="measure torch.distributed.pipelining in the same run",
+    )
+    return add
+
+
+def add_schedules(add: Callable[..., Any], default: list[str]) -> None:
+    add(
+        "--schedules",
+        nargs="+",
+        default=default,
+        choices=list(SCHEDULES),
+        metavar="NAME",
+        help=f"of {', '.join(SCHEDULES)}",
+    )
+
+
+def add_activation(add: Callable[..., Any], *, seq_length: int, hidden_size: int) -> None:
+    add("--seq-length", type=int, default=seq_length, metavar="S", help="of an activation")
+    add("--micro-batch-size", type=int, default=1, metavar="B", help="of an activation")
+    add("--hidden-size", type=int, default=hidden_size, metavar="H", help="of an activation")
+
+
+def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """No flag may be below what it counts."""
+    smallest: dict[str, float] = {"host_ranks": 0, "pass_ratio": 0}
+    for name, value in vars(options).items():
+        for number in value if isinstance(value, list) else [value]:
+            least = smallest.get(name, 0.001 if isinstance(number, float) else 1)
+            if isinstance(number, (int, float)) and not isinstance(number, bool) and number < least:
+                flag = f"--{name.replace('_', '-')}"
+                parser.error(f"{flag} {number:g} is below {least:g}; give at least that")
+
+
+# ---- emulated devices ------------------------------------------------------
+
+
+def run_emulated(options: argparse.Namespace) -> Outcome:
+    objective: Objective = "span" if options.back_to_back > 1 else "makespan"
+    remarks: list[str] = []
+
+    def case_of(num_ranks: int, num_microbatches: int, pass_ms: float) -> emulated.EmulatedCase:
+        seconds = emulated.PassSeconds(*(pass_ms / 1e3 * ratio for ratio in options.pass_ratio))
+        return emulated.EmulatedCase(
+            plans=make_plans(
+                options.schedules,
+                num_ranks,
+                num_microbatches,
+                lambda _, placement: emulated.costs_of(seconds, placement),
+                objective=objective,
+                remarks=remarks,
+            ),
+            peer_schedules=tuple(PEER_SCHEDULES) if options.peer == "torch" else (),
+            rank_seconds=seconds,
+            shape=(options.seq_length, options.micro_batch_size, options.hidden_size),
+            repeats=options.repeats,
+            in_a_row=options.back_to_back,
+        )
+
+    sizes = [(p, k * p) for p in options.ranks for k in options.microbatches_per_rank]
+    cases = [case_of(p, m, pass_ms) for p, m in sizes for pass_ms in options.pass_ms]
+    rows: list[reports.EmulatedRow] = []
+    host: list[reports.HostRow] = []
+    with contextlib.closing(WorkerPool(max([*options.ranks, options.host_ranks]))) as pool:
+        for case in cases:
+            results = measure_emulated(pool, case, options)
+            rows += reports.emulated_rows(case, results, objective)
+            remarks += reports.emulated_remarks(case, results)
+        if options.host_ranks > 1:
+            case = case_of(options.host_ranks, 8 * options.host_ranks, 1.0).without_passes()
+            host = reports.host_rows(case, measure_emulated(pool, case, options))
+    text = [tables.emulated_table(rows)] + ([tables.host_table(host)] if host else [])
+    return Outcome(
+        {"results": rows, "host": host},
+        "\n\n".join(text),
+        reports.emulated_verdicts(rows) + reports.host_verdicts(host),
+        list(dict.fromkeys(remarks)),
+    )
+
+
+def measure_emulated(
+    pool: WorkerPool, case: emulated.EmulatedCase, options: argparse.Namespace
+) -> list[emulated.RankResult]:
+    expected = case.expected_s
+    progress(f"{case.where}: about {expected:.0f} s")
+    limit = options.timeout_s or START_S + SLOWEST * expected
+    return pool.run(case.num_ranks, emulated.run_case, case, timeout_s=limit)
+
+
+# ---- real compute ----------------------------------------------------------
+
+
+def run_compute(options: argparse.Namespace) -> Outcome:
+    schedules = list(dict.fromkeys([reports.BASELINE, *options.schedules]))
+    sizes = llama_sizes(options)
+    for p in options.ranks:
+        for name in schedules:
+            split_layers(sizes.num_layers, schedule_named(name).placement_for(p))
+    rows: list[reports.ComputeRow] = []
+    remarks: list[str] = []
+    with contextlib.closing(WorkerPool(max(options.ranks))) as pool:
+        for p in options.ranks:
+            calibration = calibrate(pool, p, schedules, sizes, options)
+            for m in options.microbatches:
+                case = compute_case(options, schedules, sizes, p, m, calibration, remarks)
+                progress(f"{case.where}: {len(case.plans)} schedules")
+                limit = options.timeout_s or 10 * START_S
+                results = pool.run(p, compute.run_case, case, timeout_s=limit)
+                splits = {name: schedule_named(name).splits_backward for name in schedules}
+                rows += reports.compute_rows(case, results, splits)
+                remarks += reports.refusal_remarks(case.where, results[0].refusals)
+    verdicts = reports.compute_verdicts(rows)
+    return Outcome({"results": rows}, tables.compute_table(rows), verdicts, remarks)
+
+
+def calibrate(
+    pool: WorkerPool,
+    num_ranks: int,
+    schedules: Sequence[str],
+    sizes: LlamaSizes,
+    options: argparse.Namespace,
+) -> compute.Calibration:
+    """Costs for the planners, from a few passes of every stage."""
+    placements = list({schedule_named(name).placement_for(num_ranks) for name in schedules})
+    limit = options.timeout_s or 5 * START_S
+    arguments = (sizes, placements, options.repeats)
+    return compute.merged(pool.run(num_ranks, compute.calibrate, *arguments, timeout_s=limit))
+
+
+def compute_case(
+    options: argparse.Namespace,
+    schedules: Sequence[str],
+    sizes: LlamaSizes,
+    num_ranks: int,
+    num_microbatches: int,
+    calibration: compute.Calibration,
+    remarks: list[str],
+) -> compute.ComputeCase:
+    def costs_for(name: str, placement: Placement) -> Costs:
+        splits = schedule_named(name).splits_backward
+        return compute.costs_of(calibration, placement, splits_backward=splits)
+
+    return compute.ComputeCase(
+        plans=make_plans(
+            schedules,
+            num_ranks,
+            num_microbatches,
+            costs_for,
+            objective="makespan",
+            remarks=remarks,
+        ),
+        peer_schedules=tuple(PEER_SCHEDULES) if options.peer == "torch" else (),
+        sizes=sizes,
+        repeats=options.repeats,
+    )
+
+
+def llama_sizes(options: argparse.Namespace) -> LlamaSizes:
+    return LlamaSizes(
+        num_layers=options.num_layers,
+        hidden_size=options.hidden_size,
+        ffn_hidden_size=options.ffn_hidden_size,
+        num_attention_heads=options.num_attention_heads,
+        vocab_size=options.vocab_size,
+        seq_length=options.seq_length,
+        micro_batch_size=options.micro_batch_size,
+    )
+
+
+# ---- the cost of a split ---------------------------------------------------
+
+
+def run_split_cost(options: argparse.Namespace) -> Outcome:
+    one_layer = {"num_layers": 1, "vocab_size": 1}
+    large = LlamaSizes(
+        **one_layer,
+        hidden_size=options.hidden_size,
+        ffn_hidden_size=options.ffn_hidden_size,
+        num_attention_heads=options.num_attention_heads,
+        seq_length=options.seq_length,
+        micro_batch_size=options.micro_batch_size,
+    )
+    tiny = LlamaSizes(
+        **one_layer,
+        hidden_size=options.tiny_hidden_size,
+        ffn_hidden_size=2 * options.tiny_hidden_size,
+        num_attention_heads=1,
+        seq_length=options.tiny_seq_length,
+        micro_batch_size=1,
+    )
+    rows: list[reports.SplitRow] = []
+    with_peer = options.peer == "torch"
+    with contextlib.closing(WorkerPool(1)) as pool:
+        for case in split_cases(large, tiny, repeats=options.repeats, with_peer=with_peer):
+            progress(f"one layer: {case.name}")
+            limit = options.timeout_s or 10 * START_S
+            (times,) = pool.run(1, split.run_case, case, timeout_s=limit)
+            rows += reports.split_rows(case, join([times]))
+    return Outcome({"results": rows}, tables.split_table(rows), reports.split_verdicts(rows), [])
+
+
+# ---- shared ----------------------------------------------------------------
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def as_json(options: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
+    settings = {k: v for k, v in vars(options).items() if k not in ("run", "json", "benchmark")}
+    return {
+        "benchmark": options.benchmark,
+        "settings": settings,
+        "machine": {
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
+            "torch": torch.__version__,
+        },
+        **{name: [asdict(row) for row in rows] for name, rows in outcome.rows.items()},
+        "verdicts": [verdict.as_json() for verdict in outcome.verdicts],
+        "remarks": outcome.remarks,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
