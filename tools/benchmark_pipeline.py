@@ -131,7 +131,7 @@ def add_emulated(commands: Any) -> None:
         default=1,
         metavar="N",
         help="measure N steps in a row, without a meeting of the ranks between them; the ideal "
-        "is then the longest span in place of the makespan (default: ranks meet)",
+        "is then the longest span in place of the makespan (default: 1, ranks meet)",
     )
     add(
         "--host-ranks",
@@ -172,6 +172,18 @@ def add_split_cost(commands: Any) -> None:
     add("--tiny-hidden-size", type=int, default=32, metavar="H", help="of the tiny layer")
 
 
+class _HelpWithDefaults(argparse.HelpFormatter):
+    """Adds the default where there is one worth saying."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        if action.default in (None, False, argparse.SUPPRESS) or "default" in text:
+            return text
+        default = action.default
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        return f"{text} (default: {shown})"
+
+
 def add_command(
     commands: Any, name: str, run: Callable[..., Outcome], summary: str, repeats: int
 ) -> Callable[..., Any]:
@@ -181,7 +193,7 @@ def add_command(
         help=summary,
         description=summary,
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpWithDefaults,
     )
     command.set_defaults(run=run)
     add = command.add_argument

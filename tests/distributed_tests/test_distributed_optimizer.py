@@ -55,9 +55,7 @@ def test_equals_whole_state_bit_for_bit(pool: Any, world_size: int, flags: str) 
 @pytest.mark.timeout(60)
 def test_tied_weights_over_replicas_and_pipeline_equal_one_process(pool: Any) -> None:
     """The tied sum comes before the sum over replicas is cut: else a use of it is lost."""
-    case = (
-        f"{LLAMA} --attention-dropout 0 --hidden-dropout 0 {_STEPS} --optimizer sgd --lr 0.1"
-    )
+    case = f"{LLAMA} --attention-dropout 0 --hidden-dropout 0 {_STEPS} --optimizer sgd --lr 0.1"
     (single,) = run(pool, 1, case)
     (several,) = run(pool, 4, f"{case} {_P2} --use-distributed-optimizer")
     assert_close_training(several, single)

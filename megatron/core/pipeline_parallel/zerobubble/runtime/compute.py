@@ -80,10 +80,10 @@ class StageCompute:
     module: DistributedDataParallel
     context: StageContext
     _live: dict[int, _Live] = field(default_factory=dict)
-    _deferring: list[str] = field(init=False)  # layers that owe W work after each B
+    _deferring: frozenset[str] = field(init=False)  # layers that owe W work after each B
 
     def __post_init__(self) -> None:
-        self._deferring = deferring_layers(self.module)
+        self._deferring = frozenset(deferring_layers(self.module))
 
     def forward(
         self,
@@ -151,13 +151,13 @@ class StageCompute:
 
     def _check_deferred(self, microbatch: int) -> None:
         """Every layer that can split has left its W work: else W is empty and B did it all."""
-        queued = self.context.store.layers_pending(microbatch)
-        if len(queued) < len(self._deferring):
-            silent = sorted(set(self._deferring) - set(queued))
+        silent = self._deferring.difference(self.context.store.layers_pending(microbatch))
+        if silent:
             raise ScheduleError(
-                f"B of stage {self.context.stage}, micro-batch {microbatch} left "
-                f"{len(queued)} weight gradients for W, but {len(self._deferring)} were expected: "
-                f"{', '.join(silent[:5])} queued none; a layer that is built must be used"
+                f"B of stage {self.context.stage}, micro-batch {microbatch} left no weight "
+                f"gradient for W from {', '.join(sorted(silent)[:5])} "
+                f"({len(silent)} of {len(self._deferring)} layers); a layer that is built must be "
+                "used, or frozen"
             )
 
     def _backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:

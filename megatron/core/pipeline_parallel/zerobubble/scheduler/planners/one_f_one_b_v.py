@@ -33,7 +33,7 @@ _CYCLES = ("fFBb", "fbBF", "fbFB")
 _SLOTS = {"f": 1, "F": 1, "B": 2, "b": 2}
 _PERIOD = sum(_SLOTS.values())
 
-_ROUNDS = 4  # of justification; a round that gains nothing ends it
+_ROUNDS = 8  # of justification; a round that gains nothing ends it
 _WINDOW = 40  # instructions ahead that may be pulled into a wait
 
 

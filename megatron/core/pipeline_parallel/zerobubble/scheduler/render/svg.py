@@ -138,7 +138,8 @@ def _bars(timeline: Timeline, rank: int, scale: float) -> list[str]:
 
 def _mark(instruction: Instruction, x: float) -> str:
     """A small flag: the instruction takes no time."""
-    return f'<path d="M{x:.5g} {_ROW}v-{_ROW + 3}l5 3-4 3V{_ROW}z" fill="{MARK}" data-i="{instruction}"/>'
+    flag = f"M{x:.5g} {_ROW}v-{_ROW + 3}l5 3-4 3V{_ROW}z"
+    return f'<path d="{flag}" fill="{MARK}" data-i="{instruction}"/>'
 
 
 def _axis(timeline: Timeline, scale: float, height: float, unit: TimeUnit) -> list[str]:

@@ -151,7 +151,7 @@ DIRECTIONS = (  # of the extra waits: down, up, turn
     (1.0, 0.0, 1.0),
 )
 MIXES = ((1.0, 0.6), (0.0, 0.0), (1.0, 0.0), (0.0, 0.6), (0.5, 0.0), (0.5, 0.6))  # real, late_w
-STRETCHES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)
+STRETCHES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, *(1.5**k for k in range(12)))
 
 
 def blocks_within(network: Network) -> Iterator[Block]:

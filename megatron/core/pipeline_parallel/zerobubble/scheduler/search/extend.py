@@ -1,53 +1,57 @@
 """From few micro-batches to many: repeat the steady part of a plan.
 
-In the middle of a good plan for enough micro-batches every rank repeats a pattern of q micro-batches.
-Cut each rank's program just before the first stage's F of micro-batch J, and again before that of
-J + q. If every rank has, relative to J and J + q, done exactly the same at both cuts, then what lies
-between is such a pattern: it can be repeated any number of times without a change of memory peaks.
+In the middle of a good plan for enough micro-batches, every rank repeats a pattern of q
+micro-batches. Cut each rank's program just before its first stage's F of micro-batch J, and again
+before that of J + q. If every rank has done, relative to J and J + q, exactly the same at both cuts,
+then what lies between is such a pattern: it can be repeated without a change of memory peaks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from .justify import retime
 from .network import Network, Orders
 
 
-def extended(
-    network: Network, orders: Sequence[Sequence[int]], num_microbatches: int
-) -> Iterator[Orders]:
-    """Orders for `num_microbatches`, from those of `network`, the fastest pattern first.
+class Pattern(NamedTuple):
+    """What all ranks repeat, and the time that one micro-batch of it takes."""
 
-    Whether they run, and how fast, is for the caller to try: the time of a pattern is estimated
-    from its time in the given orders.
-    """
-    added = num_microbatches - network.num_microbatches
+    time: float
+    length: int  # in micro-batches
+    first: int  # the micro-batch at whose F it begins
+
+
+def patterns(network: Network, orders: Sequence[Sequence[int]]) -> list[Pattern]:
+    """The patterns in the orders, fastest first."""
     cuts = _cuts(network, orders)
     ends = retime(network, orders)
-    patterns = []
+    found = []
     for first, last in _equal_states(network, orders, cuts):
-        if added % (last - first) == 0:
-            time = max(
-                row[cut[last]] - row[cut[first]] for row, cut in zip(ends, cuts)
-            ) / (last - first)
-            patterns.append((time, last - first, abs(first + last - network.num_microbatches), first))
-    for _, length, _, first in sorted(patterns):
-        copies = added // length
-        yield [
-            list(order[: cut[first]])
-            + list(order[cut[first] : cut[first + length]]) * (copies + 1)
-            + list(order[cut[first + length] :])
-            for order, cut in zip(orders, cuts)
-        ]
+        time = max(row[cut[last]] - row[cut[first]] for row, cut in zip(ends, cuts, strict=True))
+        found.append(Pattern(time / (last - first), last - first, first))
+    return sorted(found)
+
+
+def repeated(
+    network: Network, orders: Sequence[Sequence[int]], pattern: Pattern, copies: int
+) -> Orders:
+    """The orders with `copies` more of the pattern."""
+    stop = pattern.first + pattern.length
+    return [
+        list(order[: cut[stop]])
+        + list(order[cut[pattern.first] : cut[stop]]) * copies
+        + list(order[cut[stop] :])
+        for order, cut in zip(orders, _cuts(network, orders), strict=True)
+    ]
 
 
 def _cuts(network: Network, orders: Sequence[Sequence[int]]) -> list[list[int]]:
     """Per rank, the place of each F of its first stage."""
-    firsts = [lanes[0] for lanes in network.lanes_by_rank]
     return [
-        [place for place, lane in enumerate(order) if lane == first]
-        for order, first in zip(orders, firsts)
+        [place for place, lane in enumerate(order) if lane == lanes[0]]
+        for order, lanes in zip(orders, network.lanes_by_rank, strict=True)
     ]
 
 
@@ -55,9 +59,9 @@ def _equal_states(
     network: Network, orders: Sequence[Sequence[int]], cuts: list[list[int]]
 ) -> Iterator[tuple[int, int]]:
     """Pairs of cuts between which every rank runs each of its lanes equally often; for each cut
-    the next few equal ones."""
+    the nearest few."""
     states: list[list[int]] = [[] for _ in range(network.num_microbatches)]
-    for order, cut, lanes in zip(orders, cuts, network.lanes_by_rank):
+    for order, cut, lanes in zip(orders, cuts, network.lanes_by_rank, strict=True):
         done = dict.fromkeys(lanes, 0)
         before = 0
         for j, place in enumerate(cut):

@@ -160,8 +160,12 @@ class Network:
         return Plan.of(schedule, self.placement, self.num_microbatches, programs)
 
     def orders_of(self, plan: Plan) -> Orders:
-        kinds = {Op.F: F, Op.B: B, Op.BW: B, Op.W: W}
-        return [[3 * i.stage + kinds[i.op] for i in program] for program in plan.programs]
+        """The lanes of a plan on the same placement; where B and W are apart, a BW becomes both."""
+        lanes = {Op.F: [F], Op.B: [B], Op.W: [W], Op.BW: [B, W] if self.split else [B]}
+        return [
+            [3 * stage + kind for op, stage, _ in program for kind in lanes[op]]
+            for program in plan.programs
+        ]
 
 
 def peaks(network: Network, orders: Sequence[Sequence[int]]) -> list[float]:
