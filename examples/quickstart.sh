@@ -80,7 +80,7 @@ for schedule in $SCHEDULES; do
 done
 
 step "5. The logs"
-python tools/compare_logs.py "${LOGS[@]}" --plot "$OUT/losses.png"
+python tools/compare_logs.py "${LOGS[@]}" --names $SCHEDULES --plot "$OUT/losses.png"
 
 step "Done"
 for schedule in $SCHEDULES; do

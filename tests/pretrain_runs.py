@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -146,9 +148,10 @@ def joined(ranks: Sequence[History]) -> History:
 
 def run(pool: Any, world_size: int, *cases: str, **options: Any) -> list[History]:
     """The cases one after the other on `world_size` ranks, each joined over the ranks."""
-    timeout_s = options.pop("timeout_s", 100)
-    body = _Bound(options) if options else pretrain_cases
-    per_rank = pool.run(world_size, body, cases, timeout_s=timeout_s)
+    body = functools.partial(pretrain_cases, **options)
+    per_rank = pool.run(world_size, body, cases, timeout_s=100)
+    for history in itertools.chain.from_iterable(per_rank):
+        assert history.exit_code is None, history.output[-2000:]
     return [joined([rank[index] for rank in per_rank]) for index in range(len(cases))]
 
 
@@ -196,16 +199,6 @@ def write_documents(folder: pathlib.Path, count: int, *, vocabulary: int = 119) 
         builder.end_document()
     builder.finalize(str(folder / "documents.idx"))
     return str(folder / "documents")
-
-
-class _Bound:
-    """`pretrain_cases` with options, in a form that travels to a worker."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-
-    def __call__(self, cases: Sequence[str]) -> list[History]:
-        return pretrain_cases(cases, **self._options)
 
 
 @contextlib.contextmanager

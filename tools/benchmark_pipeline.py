@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from megatron.core.pipeline_parallel.layer_split import split_layers
 from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
 from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import (
@@ -64,8 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options(argv)
     run: Callable[[argparse.Namespace], Outcome] = options.run
     try:
+        if options.json:
+            open(options.json, "a").close()  # rather fail now than after the measurements
         outcome = run(options)
-    except (ValueError, RankFailure, TimeoutError) as error:
+    except (OSError, ValueError, RankFailure) as error:  # TimeoutError is an OSError
         print(f"benchmark_pipeline.py: {error}", file=sys.stderr)
         return 2
     print("\n\n".join([outcome.text, tables.verdict_lines(outcome.verdicts)]))
@@ -299,9 +300,7 @@ def measure_emulated(
 def run_compute(options: argparse.Namespace) -> Outcome:
     schedules = list(dict.fromkeys([reports.BASELINE, *options.schedules]))
     sizes = llama_sizes(options)
-    for p in options.ranks:
-        for name in schedules:
-            split_layers(sizes.num_layers, schedule_named(name).placement_for(p))
+    check_layers(sizes, options.ranks, schedules)
     rows: list[reports.ComputeRow] = []
     remarks: list[str] = []
     with contextlib.closing(WorkerPool(max(options.ranks))) as pool:
@@ -317,6 +316,18 @@ def run_compute(options: argparse.Namespace) -> Outcome:
                 remarks += reports.refusal_remarks(case.where, results[0].refusals)
     verdicts = reports.compute_verdicts(rows)
     return Outcome({"results": rows}, tables.compute_table(rows), verdicts, remarks)
+
+
+def check_layers(sizes: LlamaSizes, ranks: Sequence[int], schedules: Sequence[str]) -> None:
+    """Every stage of every schedule has the same number of layers, or a ValueError says where."""
+    for p in ranks:
+        for name in schedules:
+            stages = schedule_named(name).placement_for(p).num_stages
+            if sizes.num_layers % stages:
+                raise ValueError(
+                    f"--num-layers {sizes.num_layers} does not divide into the {stages} stages of "
+                    f"{name} on {p} ranks; give a multiple of {stages}"
+                )
 
 
 def calibrate(

@@ -92,9 +92,16 @@ class OptimizerState:
         own.copy_(_part_of(entry, tensor))
 
     def step(self) -> float:
-        """Number of optimizer steps taken."""
+        """Number of optimizer steps taken, also on a rank whose parameters are all frozen.
+
+        Collective.
+        """
         steps = [float(s["step"]) for s in self._optimizer.inner.state.values() if "step" in s]
-        return steps[0] if steps else 0.0
+        everyone = [max(steps, default=0.0)]
+        if dist.is_initialized():
+            everyone *= dist.get_world_size()
+            dist.all_gather_object(everyone, everyone[0])
+        return max(everyone)
 
     def set_step(self, step: float) -> None:
         for state in self._optimizer.inner.state.values():

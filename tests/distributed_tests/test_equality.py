@@ -62,3 +62,27 @@ def test_few_micro_batches(pool: Any, p: int) -> None:
         single = pool.run(1, train_case, case, timeout_s=60)[0]
         piped = pool.run(p, train_case, f"{case} --pipeline-model-parallel-size {p}", timeout_s=60)
         assert_same(piped, single, f"p={p} m={m}")
+
+
+_WITHOUT_EFFECT_ON_NUMBERS = [
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
+    "--recompute-activations",
+    "--recompute-granularity selective --recompute-modules mlp",
+    "--debug-pipeline-messages --overlap-grad-reduce",
+    "--no-mmap-bin-files --manual-gc --manual-gc-interval 1",
+    "--pipeline-schedule zb-h2 --recompute-granularity full --recompute-method uniform "
+    "--recompute-num-layers 1",
+]
+
+
+@pytest.mark.timeout(200)
+def test_flags_that_must_not_change_a_bit(pool: Any) -> None:
+    base = f"{GPT} --global-batch-size 8 --attention-dropout 0.1 --hidden-dropout 0.1"
+    single = pool.run(1, train_case, base, timeout_s=60)[0]
+    cases = [
+        f"{base} --pipeline-model-parallel-size 2 {flags}" for flags in _WITHOUT_EFFECT_ON_NUMBERS
+    ]
+    per_rank = pool.run(2, train_cases, cases, timeout_s=150)
+    for index, flags in enumerate(_WITHOUT_EFFECT_ON_NUMBERS):
+        assert_same([rank[index] for rank in per_rank], single, flags)

@@ -108,6 +108,11 @@ def test_forward_only_plans_need_no_backward() -> None:
     assert "never runs 1F1" in message(plain(2, "0F0 0F1", "1F0"))
 
 
+def test_forward_only_plans_do_not_train() -> None:
+    assert "the plan has forwards only" in message(plain(1, "0F0", "1F0"), training=True)
+    validate(plain(1, "0F0 0BW0", "1F0 1BW0"), training=True)
+
+
 def test_sizes() -> None:
     placement = Placement.plain(2)
     assert "0 micro-batches" in message(Plan.of("mine", placement, 0, [[], []]))

@@ -13,12 +13,17 @@ from .plan import Plan
 
 
 def validate(
-    plan: Plan, *, costs: Costs | None = None, memory_limits: Sequence[float] | None = None
+    plan: Plan,
+    *,
+    costs: Costs | None = None,
+    memory_limits: Sequence[float] | None = None,
+    training: bool = False,
 ) -> None:
     """Raise a ScheduleError that names the first bad instruction, unless all of this holds:
 
     - stages and micro-batches are in range, and instructions on the ranks the placement names;
-    - each stage runs F, and B and W (or BW), once per micro-batch; a forward-only plan F alone;
+    - each stage runs F, and B and W (or BW), once per micro-batch; a plan with forwards and nothing
+      else is an evaluation plan, and refused if it is to be used for `training`;
     - a stage's forwards, backwards and weight gradients each run in micro-batch order: data is read
       and gradients are summed in one order, whatever the schedule;
     - a stage's gradient reduction (AR), if stated, comes after its last weight gradient;
@@ -30,6 +35,11 @@ def validate(
     Linear in the number of instructions.
     """
     _check_sizes(plan)
+    if training and plan.forward_only:
+        raise ScheduleError(
+            "the plan has forwards only, so nothing would be trained; "
+            "add each stage's B and W (or BW) for every micro-batch"
+        )
     _check_instructions(plan)
     _check_each_once_in_order(plan)
     costs = costs or Costs.uniform(plan.placement)
@@ -140,10 +150,11 @@ def _check_each_once_in_order(plan: Plan) -> None:
                 problem = _advance(done, instruction, program)
             if problem:
                 raise ScheduleError(f"rank {rank} step {step}: {instruction} {problem}")
+    wanted = (_FORWARD,) if plan.forward_only else (_FORWARD, _BACKWARD, _WEIGHT_GRAD)
     for stage, done in enumerate(progress):
-        for name, label, ops in (_FORWARD, _BACKWARD, _WEIGHT_GRAD):
+        for name, label, ops in wanted:
             count = getattr(done, name)
-            if count < plan.num_microbatches and not (plan.forward_only and ops[0] is not Op.F):
+            if count < plan.num_microbatches:
                 raise ScheduleError(
                     f"rank {plan.placement.rank_of(stage)} never runs "
                     f"{_spellings(ops, stage, count)}: the {label} of stage {stage}, "
