@@ -37,6 +37,10 @@ class CheckpointFolder:
     def __init__(self, root: str | pathlib.Path) -> None:
         self.root = pathlib.Path(root)
 
+    def is_at(self, root: str | None) -> bool:
+        """Whether `root`, if there is one, is this directory."""
+        return root is not None and pathlib.Path(root).resolve() == self.root.resolve()
+
     def path_of(self, iteration: int | str) -> pathlib.Path:
         """The directory of an iteration, or of `release`."""
         name = iteration if isinstance(iteration, str) else f"iter_{iteration:07d}"

@@ -135,7 +135,10 @@ def load_tensors(path: pathlib.Path, part: CheckpointPart) -> None:
     shapes = part.shapes()
     _check_keys(path, part.prefix, set(shapes), set(stored))
     tensors = {key: torch.empty(stored[key], dtype=torch.float32) for key in shapes}
-    dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    try:
+        dcp.load(tensors, storage_reader=reader, no_dist=not dist.is_initialized())
+    except dcp.api.CheckpointException as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
     for key, shape in shapes.items():
         part.set(key, _fitted(path, key, tensors.pop(key), shape))
 

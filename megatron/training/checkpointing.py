@@ -70,6 +70,7 @@ class Checkpointer:
         logger.info(" loading checkpoint from %s at iteration %s", folder.root, iteration)
         common = read_common(path)
         _check_arguments(self._trainer.session, common["args"])
+        _check_vocabulary(self._trainer.session, common)
         load_tensors(path, ModelState(self._trainer))
         weights_only = weights_only or self._arguments.finetune or iteration == "release"
         if weights_only:
@@ -80,7 +81,8 @@ class Checkpointer:
         logger.info(
             "  successfully loaded checkpoint from %s at iteration %d", folder.root, state.iteration
         )
-        self._last_saved = state.iteration
+        if folder.is_at(self._arguments.save):
+            self._last_saved = state.iteration
         return state
 
     def save(self, state: TrainState) -> None:
@@ -243,9 +245,12 @@ class _Pending:
 def _check_arguments(session: Session, stored: dict[str, Any]) -> None:
     """Raise CheckpointError, naming every difference, if the saved model is another one."""
     given = vars(session.namespace)
+    names = list(_MUST_MATCH)
+    if given.get("position_embedding_type") == "learned_absolute":
+        names.append("max_position_embeddings")  # the rows of a weight
     differences = [
         f"{name} is {given.get(name)} here and {stored[name]} there"
-        for name in _MUST_MATCH
+        for name in names
         if name in stored and stored[name] != _plain_value(given.get(name))
     ]
     if differences:
@@ -253,6 +258,19 @@ def _check_arguments(session: Session, stored: dict[str, Any]) -> None:
             "the checkpoint is of another model: "
             + "; ".join(differences)
             + "; give the same model arguments (or --use-checkpoint-args)"
+        )
+
+
+def _check_vocabulary(session: Session, common: dict[str, Any]) -> None:
+    """Raise CheckpointError if the run's vocabulary leaves out tokens that the model has learned.
+
+    The number of rows may differ, as long as only padding comes or goes.
+    """
+    rows, size = session.padded_vocab_size, common["true_vocab_size"]
+    if rows < min(size, common["args"]["padded_vocab_size"]):
+        raise CheckpointError(
+            f"the checkpoint is of a vocabulary of {size} tokens, but the embedding has {rows} "
+            "rows here; use the tokenizer (or --vocab-size) that the model was trained with"
         )
 
 

@@ -2,19 +2,17 @@
 
 The idea is from arXiv:2405.15362: fix when one micro-batch passes each stage (a building block) and
 let the next follow a period later; how long activations live then sets the memory. Here a chunk's
-F takes one slot, its BW two, so six slots are the period of a busy rank with two chunks, and each
-rank repeats a cycle of its four instructions. Three cycles, in turn from rank to rank, let a
-micro-batch pass with the fewest waits that a period of six allows (8 slots per rank of the 6 it
-works, so 8/12 of the memory of 1F1B). With f, F the forwards down and up the V, and B, b their
-backwards:
+F takes one slot and its BW two, so the period of a busy rank with two chunks is six slots, and each
+rank repeats a cycle of its four instructions. With f, F the forwards down and up the V, and B, b
+their backwards, these three cycles, in turn from rank to rank, let a micro-batch pass with the
+fewest waits; which of them rank 0 has is the phase:
 
-    rank 0   f F B B b b ...
-    rank 1   f b b B B F ...
-    rank 2   f b b F B B ...
-    rank 3   as rank 0, and so on; which cycle rank 0 has is the phase
+    f F B B b b        f b b B B F        f b b F B B
 
-The repeated block has the bubble of 1F1B for equal times. Double justification (search/justify.py)
-then pulls instructions into idle time, for the request's own times, within its limits.
+A micro-batch then lives for 8 slots per rank of the pipeline, its two chunks added up, where
+1F1B's lives for 12. For equal times the repeated block has the bubble of 1F1B. Double
+justification (search/justify.py) then pulls instructions into idle time, for the request's own
+times, within its limits.
 """
 
 from __future__ import annotations
