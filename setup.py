@@ -8,6 +8,9 @@ setup(
     description="Megatron-shaped pretraining whose pipeline schedules have no bubbles",
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["megatron*"]),
+    package_data={
+        "megatron.core.pipeline_parallel.zerobubble.scheduler.render": ["page/*"],
+    },
     install_requires=[
         "torch==2.13.0",
         "numpy",

@@ -24,7 +24,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.core.enums import ModelType
 from megatron.core.optimizer.entries import OptimizerEntry
-from megatron.training import training
+from megatron.training import evaluation, training
 from megatron.training.model_setup import Trainer
 from megatron.training.step_report import StepReport
 from tests.training_runs import hashes, use_world_of_pool
@@ -43,6 +43,7 @@ class History:
     scaler: dict[str, Any]
     samples: dict[str, list[int]]  # sample numbers read, by split
     output: str
+    evaluations: list[dict[str, str]] = dataclasses.field(default_factory=list)  # losses, exactly
     exit_code: int | None = None
     _slices: dict[str, dict[int, Array]] = dataclasses.field(default_factory=dict)
 
@@ -92,6 +93,13 @@ def pretrain_case(
             after_step(trainer, report.iteration)
         return report
 
+    original_evaluate = evaluation.evaluate
+
+    def evaluate(*arguments: Any, **options: Any) -> dict[str, float]:
+        losses = original_evaluate(*arguments, **options)
+        history.evaluations.append({name: loss.hex() for name, loss in losses.items()})
+        return losses
+
     original_build = training.build_trainer
 
     def build(*arguments: Any) -> Trainer:
@@ -102,6 +110,7 @@ def pretrain_case(
     with (
         mock.patch.object(training, "train_step", step),
         mock.patch.object(training, "build_trainer", build),
+        mock.patch.object(evaluation, "evaluate", evaluate),
         _recorded_samples(history.samples),
         contextlib.redirect_stdout(output),
     ):
@@ -123,7 +132,9 @@ def pretrain_case(
 
 def joined(ranks: Sequence[History]) -> History:
     """The run as a whole: losses from where they are; copies of one tensor must agree."""
-    with_loss = next((r for r in ranks if any(s.losses for s in r.steps)), ranks[0])
+    with_loss = next(
+        (r for r in ranks if any(s.losses for s in r.steps) or any(r.evaluations)), ranks[0]
+    )
     output = "".join(rank.output for rank in ranks)
     whole = dataclasses.replace(with_loss, weights=[], moments={}, output=output, _slices={})
     for rank in ranks:

@@ -164,7 +164,7 @@ def _plan_file_problem(path: str, num_ranks: int) -> str | None:
         return f"--pipeline-schedule {path}: there is no such file"
     try:
         plan = Plan.load(path)
-        validate(plan)
+        validate(plan, training=True)
     except ScheduleError as error:
         return f"--pipeline-schedule {path}: {error}"
     if plan.num_ranks != num_ranks:

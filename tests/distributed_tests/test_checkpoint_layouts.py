@@ -1,4 +1,4 @@
-"""A checkpoint belongs to the model, not to the layout that wrote it; what does not fit is refused."""
+"""A checkpoint belongs to the model, not to a layout; what does not fit is refused by name."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_optimizer_state_is_cut_anew_for_another_number_of_replicas(
 
 @pytest.mark.timeout(60)
 def test_training_goes_on_with_other_replicas(pool: Any, tmp_path: pathlib.Path) -> None:
-    """The losses of the next steps agree to the rounding of sums (no dropout: it is per replica)."""
+    """The next losses agree to the rounding of sums (no dropout: it is keyed by replica)."""
     case = f"{_BASE} --attention-dropout 0 --hidden-dropout 0 --train-iters 4 --save-interval 2"
     case += f" --use-distributed-optimizer --optimizer sgd --save {tmp_path / 'a'}"
     (whole,) = run(pool, 2, case)

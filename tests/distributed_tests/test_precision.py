@@ -16,7 +16,7 @@ import pretrain_gpt
 from megatron.core.models.gpt import GPTModel
 from megatron.core.stage_context import StageContext
 from megatron.training.model_setup import Trainer
-from tests.pretrain_runs import History, assert_same_training, pretrain_case, run, tail
+from tests.pretrain_runs import assert_same_training, run, tail
 from tests.training_runs import GPT, LLAMA
 
 _NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0"
@@ -201,7 +201,7 @@ def _frozen_start(
 
 @pytest.mark.timeout(120)
 def test_a_frozen_first_stage(pool: Any, tmp_path: Any) -> None:
-    """It learns nothing, its rank has no optimizer state, and the others train as in one process."""
+    """It learns nothing, its rank has no optimizer state, the others train as in one process."""
     case = (
         f"{GPT} --untie-embeddings-and-output-weights --num-layers 4 --global-batch-size 8 "
         "--train-iters 4 --eval-iters 0 --num-layers-per-stage 4 --log-num-zeros-in-grad"

@@ -238,10 +238,10 @@ def _fails_in_second_backward() -> None:
     plan = plan_schedule("1f1b", PlanRequest(num_ranks=1, num_microbatches=3))
     original = StageCompute.full_backward
 
-    def failing(self: StageCompute, microbatch: int, grad: Any) -> Any:
+    def failing(self: StageCompute, microbatch: int, grad: Any, **options: Any) -> None:
         if microbatch == 1:
             raise RuntimeError("out of memory")
-        return original(self, microbatch, grad)
+        original(self, microbatch, grad, **options)
 
     with mock.patch.object(StageCompute, "full_backward", failing):
         _run(plan)

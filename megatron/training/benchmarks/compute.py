@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -170,10 +171,10 @@ class PassWatch:
             grad = None if stage.context.is_last else self._activation
             passes: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
                 (self._forward, (stage,)),
-                (stage.input_backward, (0, grad)),
+                (partial(stage.input_backward, hand_on=_nowhere), (0, grad)),
                 (stage.weight_backward, (0,)),
                 (self._forward, (stage,)),
-                (stage.full_backward, (0, grad)),
+                (partial(stage.full_backward, hand_on=_nowhere), (0, grad)),
             ]
             seconds = []
             for function, arguments in passes:
@@ -198,7 +199,12 @@ class PassWatch:
             data_iterator=iter([self._batch]),
             scaling=LossScaling(),
             forward_only=False,
+            hand_on=_nowhere,
         )
+
+
+def _nowhere(value: torch.Tensor) -> None:
+    """A pass outside a pipeline has no neighbour."""
 
 
 # Tokens and labels (B, S) of one micro-batch.

@@ -81,14 +81,19 @@ def _our_pass(case: SplitCase, *, split: bool) -> Callable[[], None]:
             data_iterator=None,
             scaling=scaling,
             forward_only=False,
+            hand_on=_nowhere,
         )
         if split:
-            stage.input_backward(0, grad)
+            stage.input_backward(0, grad, hand_on=_nowhere)
             stage.weight_backward(0)
         else:
-            stage.full_backward(0, grad)
+            stage.full_backward(0, grad, hand_on=_nowhere)
 
     return once
+
+
+def _nowhere(value: torch.Tensor) -> None:
+    """The layer has no neighbour."""
 
 
 def _no_loss(output: torch.Tensor) -> None:

@@ -14,6 +14,9 @@ from megatron.core.stage_context import StageContext
 
 GradientEdge = torch.autograd.graph.GradientEdge
 ForwardStep = Callable[[Iterator[Any] | None, torch.nn.Module], tuple[torch.Tensor, Callable]]
+# Takes what a pass makes for a neighbour. Called as soon as the value exists, before the pass's own
+# bookkeeping: another rank may be waiting for it.
+HandOn = Callable[[torch.Tensor], None]
 
 
 @dataclass
@@ -94,42 +97,46 @@ class StageCompute:
         data_iterator: Iterator[Any] | None,
         scaling: LossScaling,
         forward_only: bool,
+        hand_on: HandOn,
         collect_non_loss_data: bool = False,
-    ) -> tuple[torch.Tensor | None, LossRecord | None]:
-        """F: (output to hand on, loss record); the one or the other is None."""
+    ) -> LossRecord | None:
+        """F: hands its output on; the last stage has none and returns its loss record."""
         self.context.random.microbatch = microbatch
         leaf = received
         if leaf is not None and not forward_only:
             leaf = leaf.detach().requires_grad_()
         self.module.set_input_tensor(leaf)
         output, loss_function = forward_step(data_iterator, self.module)
+        if not self.context.is_last:
+            hand_on(output.detach())
         self.module.set_input_tensor(None)
         record = None
         if self.context.is_last:
             if collect_non_loss_data:
-                return None, LossRecord(loss_function(output, non_loss_data=True))
+                return LossRecord(loss_function(output, non_loss_data=True))
             output, record = scaling.apply(loss_function(output))
         if not forward_only:
             edge = torch.autograd.graph.get_gradient_edge(output) if output.requires_grad else None
             self._live[microbatch] = _Live(leaf, edge)
-        return (None, record) if self.context.is_last else (output.detach(), None)
+        return record
 
-    def input_backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
-        """B: the gradient of the stage's input; the weights' gradients are left in the store."""
+    def input_backward(
+        self, microbatch: int, grad: torch.Tensor | None, *, hand_on: HandOn
+    ) -> None:
+        """B: hands the gradient of the stage's input on; leaves the weights' in the store."""
         has_graph = self._live[microbatch].output is not None
         with self.context.store.defer(microbatch):
-            input_grad = self._backward(microbatch, grad)
+            self._backward(microbatch, grad, hand_on)
         if has_graph:
             self._check_deferred(microbatch)
-        return input_grad
 
     def weight_backward(self, microbatch: int) -> None:
         """W: the weight gradients that B left."""
         self.context.store.run(microbatch)
 
-    def full_backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
+    def full_backward(self, microbatch: int, grad: torch.Tensor | None, *, hand_on: HandOn) -> None:
         """BW: both at once; the same kernels as B and W."""
-        return self._backward(microbatch, grad)
+        self._backward(microbatch, grad, hand_on)
 
     @property
     def num_deferred(self) -> int:
@@ -160,14 +167,13 @@ class StageCompute:
                 "used, or frozen"
             )
 
-    def _backward(self, microbatch: int, grad: torch.Tensor | None) -> torch.Tensor | None:
+    def _backward(self, microbatch: int, grad: torch.Tensor | None, hand_on: HandOn) -> None:
         self.context.random.microbatch = microbatch  # recompute draws this micro-batch's dropout
         live = self._live.pop(microbatch)
         if live.output is not None:
             torch.autograd.backward([live.output], None if grad is None else [grad])
+        leaf = live.input_leaf
+        if leaf is not None:  # no gradient: by agreement zeros, as nothing depends on the input
+            hand_on(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
+        if live.output is not None:
             self.module.collect_autograd_gradients()
-        if live.input_leaf is None:
-            return None
-        if live.input_leaf.grad is None:  # by agreement: nothing depends on the input
-            return torch.zeros_like(live.input_leaf)
-        return live.input_leaf.grad

@@ -19,6 +19,7 @@ from megatron.core.pipeline_parallel.zerobubble.runtime.compute import (
 from megatron.core.pipeline_parallel.zerobubble.scheduler.dataflow import Value
 from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import Instruction, Op
 from megatron.core.pipeline_parallel.zerobubble.scheduler.passes.communication import (
+    Message,
     RankProgram,
     Step,
 )
@@ -72,6 +73,8 @@ class Executor:
             Op.BW: self._full_backward,
             Op.AR: self._reduce,
         }
+        self._sending: tuple[Message, ...] = ()  # what the running instruction is to send
+        self._sent_for = 0.0  # seconds that sending took within it
         self.losses: list[LossRecord] = []
         self.times = StepTimes()
 
@@ -102,17 +105,32 @@ class Executor:
         for message in step.waits:
             self._put(message.value, self._channels.wait_receive(message))
         ready = clock()
-        with torch.profiler.record_function(str(step.instruction)):
-            self._handlers[step.instruction.op](step.instruction)
+        self._sending = step.sends
+        self._sent_for = 0.0
+        instruction = step.instruction
+        if torch.autograd._profiler_enabled():  # a range costs as much as the rest of the loop
+            with torch.profiler.record_function(str(instruction)):
+                self._handlers[instruction.op](instruction)
+        else:
+            self._handlers[instruction.op](instruction)
         done = clock()
-        for message in step.sends:
-            self._channels.send(message, self._take(message.value))
         self._channels.release_sent()
-        op, times = step.instruction.op, self.times
-        times.executed.append(Executed(step.instruction, ready, done))
+        op, times = instruction.op, self.times
+        times.executed.append(Executed(instruction, ready, done))
         times.waiting += ready - posted
-        times.compute[op] = times.compute.get(op, 0.0) + done - ready
-        times.communication += clock() - done + posted - start
+        times.compute[op] = times.compute.get(op, 0.0) + done - ready - self._sent_for
+        times.communication += clock() - done + posted - start + self._sent_for
+
+    def _hand_on(self, value: Value, tensor: torch.Tensor) -> None:
+        """Send a value that was just made to the ranks that need it, or keep it for this one."""
+        if not self._sending:
+            self._put(value, tensor)
+            return
+        start = time.perf_counter()
+        for message in self._sending:
+            assert message.value == value, f"{value} was made where {message.value} was due"
+            self._channels.send(message, tensor)
+        self._sent_for = time.perf_counter() - start
 
     def _put(self, value: Value, tensor: torch.Tensor | None) -> None:
         assert value not in self._values, f"{value} is made twice"
@@ -130,19 +148,18 @@ class Executor:
         if not stage.context.is_first:
             received = self._take(Value("act", index - 1, microbatch))
         iteration = self._iteration
-        output, record = stage.forward(
+        record = stage.forward(
             microbatch,
             received,
             forward_step=iteration.forward_step,
             data_iterator=iteration.data_iterators[index],
             scaling=iteration.scaling,
             forward_only=iteration.forward_only,
+            hand_on=lambda output: self._hand_on(Value("act", index, microbatch), output),
             collect_non_loss_data=iteration.collect_non_loss_data,
         )
         if record is not None:
             self.losses.append(record)
-        if output is not None:
-            self._put(Value("act", index, microbatch), output)
 
     def _output_grad(self, instruction: Instruction) -> torch.Tensor | None:
         _, index, microbatch = instruction
@@ -150,22 +167,24 @@ class Executor:
             return None
         return self._take(Value("grad", index + 1, microbatch))
 
-    def _hand_back(self, instruction: Instruction, grad: torch.Tensor | None) -> None:
-        if grad is not None:
-            self._put(Value("grad", instruction.stage, instruction.microbatch), grad)
-
     def _input_backward(self, instruction: Instruction) -> None:
         stage = self._stages[instruction.stage]
-        grad = stage.input_backward(instruction.microbatch, self._output_grad(instruction))
-        self._hand_back(instruction, grad)
+        stage.input_backward(
+            instruction.microbatch,
+            self._output_grad(instruction),
+            hand_on=lambda grad: self._hand_on(Value("grad", *instruction[1:]), grad),
+        )
 
     def _weight_backward(self, instruction: Instruction) -> None:
         self._stages[instruction.stage].weight_backward(instruction.microbatch)
 
     def _full_backward(self, instruction: Instruction) -> None:
         stage = self._stages[instruction.stage]
-        grad = stage.full_backward(instruction.microbatch, self._output_grad(instruction))
-        self._hand_back(instruction, grad)
+        stage.full_backward(
+            instruction.microbatch,
+            self._output_grad(instruction),
+            hand_on=lambda grad: self._hand_on(Value("grad", *instruction[1:]), grad),
+        )
 
     def _reduce(self, instruction: Instruction) -> None:
         if self._iteration.on_gradients_ready is not None:

@@ -139,7 +139,7 @@ class PipelineRuntime:
         key = (num_microbatches, forward_only)
         if key not in self._programs:
             plan = self.plan(num_microbatches, forward_only=forward_only)
-            validate(plan)
+            validate(plan, training=not forward_only)
             self._programs[key] = lower(state_reductions(plan))[self._groups.rank]
         return self._programs[key]
 

@@ -77,6 +77,7 @@ def justify(
     limits: Sequence[float],
     num_microbatches: int,
     window: int,
+    delay: float = 0.0,
 ) -> tuple[Orders, list[float]]:
     """The orders after pulling instructions forward into idle time, and each rank's last end."""
     arrivals = _arrivals(view, num_microbatches)
@@ -111,7 +112,7 @@ def justify(
             else:
                 head_at = known[j] if j < len(known) and done[local[lane]] > j else NEVER
                 place, following = _pull(
-                    view, rest, arrivals, done, time, head_at, used[r], limits[r], window
+                    view, rest, arrivals, done, time, head_at, used[r], limits[r], window, delay
                 )
                 if place == 0:
                     if following < NEVER:
@@ -152,6 +153,7 @@ def _pull(
     used: float,
     limit: float,
     window: int,
+    delay: float,
 ) -> tuple[int, float]:
     """Place (from the end of `rest`) of an instruction to run before the head, else 0 and the
     time at which to look again."""
@@ -172,7 +174,7 @@ def _pull(
             known = arrivals[lane]
             if j < len(known) and done[local[lane]] > j:
                 at = known[j] if known[j] > time else time
-                if at < following and at + duration[lane] <= head_at + TOLERANCE:
+                if at < following and at + duration[lane] * (1 - delay) <= head_at + TOLERANCE:
                     extra = take[lane] + give[lane]
                     if used + take[lane] <= limit and (extra <= 0 or peak + extra <= limit):
                         if at <= time:

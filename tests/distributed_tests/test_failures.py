@@ -1,0 +1,165 @@
+"""How runs end that do not reach their last step: all ranks, soon, and saying why."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import pathlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import pretrain_gpt
+from megatron.training import exit_conditions
+from megatron.training.model_setup import Trainer
+from tests.pretrain_runs import (
+    History,
+    assert_same_training,
+    joined,
+    pretrain_case,
+    run,
+    tail,
+)
+from tests.training_runs import LLAMA
+
+_BASE = f"{LLAMA} --global-batch-size 8 --train-iters 4 --eval-iters 0 --log-interval 4"
+_P2 = "--pipeline-model-parallel-size 2"
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _foreign_token(
+    data_iterator: Iterator[Any] | None, model: Any
+) -> tuple[torch.Tensor, Callable[..., Any]]:
+    """In iteration 2, rank 0 meets a token that the model does not have."""
+    if data_iterator is None or _rank() != 0 or model.module.stage.random.iteration != 1:
+        return pretrain_gpt.forward_step(data_iterator, model)
+    batch = next(data_iterator)
+    batch["tokens"][1, 3] = 500
+    return pretrain_gpt.forward_step(iter([batch]), model)
+
+
+def _loss_is_nan(
+    data_iterator: Iterator[Any] | None, model: Any, *, rank: int | None = None
+) -> tuple[torch.Tensor, Callable[..., Any]]:
+    """In iteration 2 the loss of one micro-batch is not a number (on one rank, if one is named)."""
+    output, loss_function = pretrain_gpt.forward_step(data_iterator, model)
+    random = model.module.stage.random
+    here = rank in (None, _rank())
+    if model.module.stage.is_last and random.iteration == 1 and random.microbatch == 1 and here:
+        output = output * math.nan
+    return output, loss_function
+
+
+def _ending(case: str, forward_step: Any) -> tuple[str, float]:
+    """(the error and its notes, seconds from the start of the run)"""
+    start = time.monotonic()
+    try:
+        pretrain_case(case, forward_step=forward_step)
+    except Exception as error:
+        notes = " ".join(getattr(error, "__notes__", []))
+        return f"{type(error).__name__}: {error} {notes}", time.monotonic() - start
+    return "no error", time.monotonic() - start
+
+
+@pytest.mark.timeout(60)
+def test_a_token_outside_the_vocabulary_is_named_and_ends_all_ranks(pool: Any) -> None:
+    (ours, _), (theirs, theirs_s) = pool.run(2, _ending, f"{_BASE} {_P2}", _foreign_token)
+    assert ours.startswith("ValueError: token id 500 in sample 1 of the micro-batch, position 3")
+    assert "[0F0]" in ours, "the instruction"
+    assert theirs.startswith("RuntimeError") and "no error" not in theirs
+    assert theirs_s < 40, "long before any time limit (10 minutes)"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("flags", [_P2, "", "--bf16"])
+def test_a_loss_that_is_not_a_number_stops_the_run(pool: Any, flags: str) -> None:
+    """With replicas, one of which has it, all know."""
+    forward_step = functools.partial(_loss_is_nan, rank=1)
+    endings = pool.run(2, _ending, f"{_BASE} {flags}", forward_step)
+    message = (
+        "FloatingPointError: lm loss is nan at iteration 2; the run stops so that weights are not "
+        "lost (--no-check-for-nan-in-loss-and-grad goes on)"
+    )
+    assert endings[1][0].startswith(message)
+    expected = "RuntimeError" if flags == _P2 else message  # the one: a neighbour that is gone
+    assert endings[0][0].startswith(expected)
+
+
+@pytest.mark.timeout(60)
+def test_without_the_check_the_step_is_skipped_and_counted(pool: Any) -> None:
+    unchecked = "--no-check-for-nan-in-loss-and-grad"
+    cases = [f"{_BASE} {unchecked}", f"{_BASE} --bf16 {unchecked}", f"{_BASE} --fp16"]
+    cases[2] += " --initial-loss-scale 1024"
+    for flags, world_size in ((_P2, 2), ("--use-distributed-optimizer", 2)):
+        step = functools.partial(_loss_is_nan, rank=1)
+        lines = [f"{case} {flags}" for case in cases]
+        for history in run(pool, world_size, *lines, forward_step=step):
+            assert [step.skipped for step in history.steps] == [False, True, False, False]
+            assert history.weights[1] == history.weights[2] != history.weights[3]
+            (counts,) = re.findall(
+                r"skipped iterations: +(\d+) \| number of nan iterations: +(\d+) \|", history.output
+            )
+            assert counts == ("1", "1")
+            (loss,) = re.findall(r"lm loss: (\S+)", history.output)
+            assert math.isfinite(float(loss)), "the mean is over the steps that were taken"
+
+
+class _Signal:
+    """Rank 1 alone is sent SIGTERM, in the middle of iteration 2."""
+
+    def __call__(self, _trainer: Trainer, iteration: int) -> None:
+        if iteration == 2 and _rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _with_a_slow_clock(case: str) -> History:
+    """On rank 1 each look at the clock is half a minute after the last."""
+    ticks = itertools.count(step=30 * _rank())
+    clock = mock.Mock(monotonic=lambda: float(next(ticks)))
+    with mock.patch.object(exit_conditions, "time", clock):
+        return pretrain_case(case)
+
+
+@pytest.mark.timeout(60)
+def test_every_early_exit_saves_and_ends_all_ranks_at_the_same_step(
+    pool: Any, tmp_path: pathlib.Path
+) -> None:
+    (whole,) = run(pool, 1, f"{_BASE} --eval-interval 1 --eval-iters 1")
+    case = f"{_BASE} {_P2} --save-interval 100 --save {tmp_path}"
+    (signalled,) = run(
+        pool, 2, f"{case}/signal --exit-signal-handler", before_step=_Signal()
+    )
+    slow = pool.run(2, _with_a_slow_clock, f"{case}/clock --exit-duration-in-mins 1")
+    (planned,) = run(pool, 2, f"{case}/plan --exit-interval 3")
+    for stopped, folder, last, reason in (
+        (signalled, "signal", 2, "after receiving SIGTERM."),
+        (joined(slow), "clock", 3, "after "),
+        (planned, "plan", 3, "at iteration 3"),
+    ):
+        assert stopped.exit_code is None, "the process ends with status 0"
+        assert stopped.iterations == list(range(1, last + 1)), folder
+        assert f"[exiting program {reason}" in stopped.output
+        assert "after training is done" not in stopped.output
+        (resumed,) = run(pool, 1, f"{_BASE} --load {tmp_path}/{folder}")
+        assert_same_training(resumed, tail(whole, last + 1), folder)
+    assert re.search(r"exiting program after \d+\.\d minutes\] datetime: ", joined(slow).output)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.timeout(60)
+def test_an_exit_at_the_last_step_saves_once(pool: Any, tmp_path: pathlib.Path) -> None:
+    (history,) = run(pool, 1, f"{_BASE} --save {tmp_path} --save-interval 2 --exit-interval 4")
+    saved = re.findall(r"saving checkpoint at iteration +(\d+)", history.output)
+    assert saved == ["2", "4"]
