@@ -7,9 +7,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from megatron.core.keyed_random import EMBEDDING_LAYER
 from megatron.core.stage_context import StageContext
 from megatron.core.tensor_parallel.layers import SplitEmbedding, VocabParallelEmbedding
-from megatron.core.keyed_random import EMBEDDING_LAYER
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 

@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from megatron.core.keyed_random import initialize_keyed
 from megatron.core.models.gpt.embedding import LanguageModelEmbedding, check_ids
 from megatron.core.stage_context import StageContext
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, mark
-from megatron.core.keyed_random import initialize_keyed
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.rotary import RotaryEmbedding
 from megatron.core.transformer.spec_utils import ModuleSpec

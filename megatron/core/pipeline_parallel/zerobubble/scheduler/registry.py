@@ -13,6 +13,8 @@ from .planners.dualpipe_v import plan_dualpipe_v
 from .planners.interleaved import plan_interleaved
 from .planners.one_f_one_b import plan_1f1b
 from .planners.one_f_one_b_v import plan_1f1b_v
+from .planners.v_schedules import plan_v_half, plan_v_min, plan_zb_v
+from .planners.zb import plan_zb
 from .planners.zb_handmade import plan_zb_h1, plan_zb_h2
 from .planners.zb_interleaved import plan_zb_interleaved
 from .request import PlanRequest
@@ -54,6 +56,14 @@ SCHEDULES: dict[str, Schedule] = {
     ),
     "zb-h1": Schedule(plan_zb_h1, "plain", True, "hand-made zero bubble in the memory of 1F1B"),
     "zb-h2": Schedule(plan_zb_h2, "plain", True, "hand-made zero bubble in twice that memory"),
+    "zb": Schedule(
+        plan_zb, "plain", True, "zero bubble searched for costs and a memory limit", searches=True
+    ),
+    "zb-v": Schedule(
+        plan_zb_v, "v", True, "zero bubble on a V placement in the memory of 1F1B", searches=True
+    ),
+    "v-half": Schedule(plan_v_half, "v", True, "half of 1F1B's memory", searches=True),
+    "v-min": Schedule(plan_v_min, "v", True, "a third of 1F1B's memory", searches=True),
     "1f1b-v": Schedule(
         plan_1f1b_v, "v", False, "1F1B in about two thirds of its memory", searches=True
     ),

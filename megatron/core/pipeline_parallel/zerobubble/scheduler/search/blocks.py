@@ -125,14 +125,15 @@ def fits(network: Network, block: Block) -> bool:
             for stage in held:
                 f, b, w = 3 * stage, 3 * stage + 1, 3 * stage + 2
                 begun = math.floor((now - block.start[f]) / block.period + _EPS) + 1
-                ended = math.floor(
-                    (now - block.start[b] - ahead.duration[b]) / block.period + _EPS
-                ) + 1
+                ended = (
+                    math.floor((now - block.start[b] - ahead.duration[b]) / block.period + _EPS) + 1
+                )
                 level += min(m, begun - ended) * ahead.take[f]
                 if network.split:
-                    gone = math.floor(
-                        (now - block.start[w] - ahead.duration[w]) / block.period + _EPS
-                    ) + 1
+                    gone = (
+                        math.floor((now - block.start[w] - ahead.duration[w]) / block.period + _EPS)
+                        + 1
+                    )
                     level += min(m, ended - gone) * -ahead.give[w]
             if level > limit:
                 return False

@@ -63,7 +63,7 @@ def _path(network: Network, first: int, last: int, kind: int) -> float:
 
 def _hop(network: Network, stage: int) -> float:
     """Transfer time from `stage` to the next one; none behind the last."""
-    return network.hop[stage] if stage < len(network.hop) else 0.0
+    return network.hop[stage] if 0 <= stage < len(network.hop) else 0.0
 
 
 def _until_first_backward(network: Network, rank: int) -> float:

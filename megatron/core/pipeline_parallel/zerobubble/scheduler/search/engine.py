@@ -51,9 +51,7 @@ def search_plan(
     """
     costs = request.costs_for(placement)
     limits = tuple(limit * (1 + ROUNDING) for limit in memory_limits)
-    network = Network(
-        placement, costs, request.num_microbatches, split, limits, request.objective
-    )
+    network = Network(placement, costs, request.num_microbatches, split, limits, request.objective)
     _refuse_if_too_low(schedule, network, memory_limits)
     small = network.with_microbatches(_small_size(network))
     budget = Budget(max(LEAST_WORK, EFFORT * small.num_instructions))
@@ -155,9 +153,7 @@ def _distinct(pool: Sequence[Candidate]) -> list[Candidate]:
     return found
 
 
-def _extend(
-    network: Network, small: Network, pool: list[Candidate], budget: Budget
-) -> Candidate:
+def _extend(network: Network, small: Network, pool: list[Candidate], budget: Budget) -> Candidate:
     """The best plan for all micro-batches that repeats the steady part of a small one."""
     leaders = sorted(
         (estimate, index)
@@ -167,9 +163,7 @@ def _extend(
     chosen = [pool[index] for _, index in leaders[:4]]
     if chosen:
         chosen.append(_polish_best(small, chosen[:2], budget))
-    extended = [
-        candidate for leader in chosen if (candidate := _extended(network, small, leader))
-    ]
+    extended = [candidate for leader in chosen if (candidate := _extended(network, small, leader))]
     if not extended:
         first = next(iter(blocks_within(network)))
         extended = [settle(network, unroll(network, first), budget)]

@@ -125,9 +125,7 @@ def critical_path(network: Network, orders: Sequence[Sequence[int]]) -> list[tup
             return path
 
 
-def _move(
-    network: Network, orders: Orders, rank: int, place: int, distance: int
-) -> Orders | None:
+def _move(network: Network, orders: Orders, rank: int, place: int, distance: int) -> Orders | None:
     """The orders with one instruction moved, or None if its rank could not run them."""
     target = place + distance
     order = orders[rank]

@@ -66,9 +66,7 @@ def cost_of_ends(network: Network, ends: Sequence[Sequence[float]]) -> float:
 
 def _arrivals(view: View, num_microbatches: int) -> list[list[float]]:
     """Per lane, when the input of micro-batch 0, 1, ... is there, as far as known."""
-    return [
-        [0.0] * num_microbatches if source < 0 else [] for source in view.source
-    ]
+    return [[0.0] * num_microbatches if source < 0 else [] for source in view.source]
 
 
 def justify(
