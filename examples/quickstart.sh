@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-SCHEDULES=${SCHEDULES:-1f1b}
+SCHEDULES=${SCHEDULES:-1f1b zb-v}   # each is trained in turn on the same data
 ITERATIONS=${ITERATIONS:-100}   # of which the last tenth is trained after a resume
 OUT=${OUT:-quickstart_out}
 VOCABULARY=4096
@@ -80,7 +80,7 @@ for schedule in $SCHEDULES; do
 done
 
 step "5. The logs"
-python tools/compare_logs.py "${LOGS[@]}" --names $SCHEDULES --plot "$OUT/losses.png"
+python tools/compare_logs.py "${LOGS[@]}" --names $SCHEDULES --plot "$OUT/losses.png" --require-equal-loss
 
 step "Done"
 for schedule in $SCHEDULES; do

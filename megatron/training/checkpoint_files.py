@@ -77,9 +77,16 @@ class CheckpointFolder:
         return path
 
     def prepare(self, iteration: int) -> pathlib.Path:
-        """An empty directory to write into."""
+        """An empty directory to write into. What killed runs left behind is cleared away."""
+        for left in self.root.glob(".iter_*.writing"):
+            shutil.rmtree(left)
+        for replaced in self.root.glob(".iter_*.replaced"):
+            path = self.root / replaced.name.removeprefix(".").removesuffix(".replaced")
+            if path.exists():
+                shutil.rmtree(replaced)
+            else:
+                replaced.rename(path)
         path = self.writing_path(iteration)
-        shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
 

@@ -132,6 +132,7 @@ def _silent_layer(names: str) -> str:
 
 
 def test_a_layer_that_queues_no_weight_gradient_is_named(pool: Any) -> None:
-    results = pool.run(2, _silent_layer, "decoder.layers.7.unused", must_succeed=False)
+    layer = "decoder.layers.7.unused"
+    results = pool.run(2, _silent_layer, layer, must_succeed=False, timeout_s=10)
     assert "B of stage 1, micro-batch 0 left no weight gradient" in results[1]
     assert "from decoder.layers.7.unused" in results[1]

@@ -26,7 +26,7 @@ class Case(NamedTuple):
     @property
     def model(self) -> str:
         return (
-            f"{LLAMA if self.architecture == 'llama' else GPT} --num-layers 8 "
+            f"{LLAMA if self.architecture == 'llama' else GPT} --num-layers {16 if self.p == 8 else 8} "
             f"--global-batch-size {2 * self.m} {'' if self.tied else UNTIED} "
             f"{'--bf16' if self.dtype == 'bf16' else ''} "
             f"--attention-dropout {self.dropout} --hidden-dropout {self.dropout}"
@@ -43,6 +43,7 @@ class Case(NamedTuple):
 
 UNTIED = "--untie-embeddings-and-output-weights"
 _MICROBATCHES = {2: [1, 2, 5], 3: [1, 2, 3, 7], 4: [1, 2, 3, 4, 9], 8: [4]}
+_IN_TURN = {2: [(1, 5), (2, 5)], 3: [(1, 3), (2, 7)], 4: [(1, 4), (2, 9), (3, 9)]}
 _MODELS = list(itertools.product(["llama", "gpt"], [True, False], ["fp32", "bf16"], [0.0, 0.1]))
 _FEW_MODELS = [  # every pair of values is among them
     ("llama", True, "fp32", 0.1),
@@ -57,13 +58,13 @@ _FEW_MODELS = [  # every pair of values is among them
 
 
 def covering_cases() -> list[Case]:
-    """Every schedule with every p and m; the models take turns, so that each value meets each."""
+    """Every schedule with every p; numbers of micro-batches and models take turns."""
     models = itertools.cycle(_FEW_MODELS)
     return [
         Case(schedule, p, m, *next(models))
-        for p in (2, 3, 4)
-        for schedule in SCHEDULES
-        for m in _MICROBATCHES[p]
+        for p, choices in _IN_TURN.items()
+        for schedule, chosen in zip(SCHEDULES, itertools.cycle(choices), strict=False)
+        for m in chosen
     ]
 
 

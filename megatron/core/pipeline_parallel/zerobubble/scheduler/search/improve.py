@@ -14,6 +14,8 @@ from .justify import Stuck, justify, retime
 from .network import Network, Orders
 
 WINDOW = 24  # how far ahead an instruction may be pulled from
+# Delays allowed to the late and the early pass, per round: two ways to settle.
+COOLING = (((0.0, 0.0),), ((0.8, 0.4), (0.0, 0.0)))
 _GAIN = 1e-9  # relative: what counts as better
 
 
@@ -39,29 +41,37 @@ def reverse(orders: Sequence[Sequence[int]]) -> Orders:
     return [list(order)[::-1] for order in orders]
 
 
-def justify_early(network: Network, orders: Sequence[Sequence[int]], budget: Budget) -> Candidate:
+def justify_early(
+    network: Network, orders: Sequence[Sequence[int]], budget: Budget, delay: float = 0.0
+) -> Candidate:
     budget.spend(network.num_instructions)
     m = network.num_microbatches
-    earlier, ends = justify(network.forward, orders, network.limits, m, WINDOW)
+    earlier, ends = justify(network.forward, orders, network.limits, m, WINDOW, delay)
     return Candidate(max(e - o for e, o in zip(ends, network.origin)), earlier)
 
 
-def justify_both(network: Network, orders: Sequence[Sequence[int]], budget: Budget) -> Candidate:
+def justify_both(
+    network: Network,
+    orders: Sequence[Sequence[int]],
+    budget: Budget,
+    delays: tuple[float, float] = (0.0, 0.0),
+) -> Candidate:
     """Late, then early (see justify.py)."""
     budget.spend(network.num_instructions)
     m = network.num_microbatches
-    later, _ = justify(network.backward, reverse(orders), network.limits, m, WINDOW)
-    return justify_early(network, reverse(later), budget)
+    later, _ = justify(network.backward, reverse(orders), network.limits, m, WINDOW, delays[0])
+    return justify_early(network, reverse(later), budget, delays[1])
 
 
 def settle(network: Network, orders: Sequence[Sequence[int]], budget: Budget) -> Candidate:
-    """Double justification until it stops helping."""
-    best = justify_early(network, orders, budget)
-    for _ in range(4):
-        found = justify_both(network, best.orders, budget)
-        if found.cost >= best.cost * (1 - _GAIN):
-            return best
-        best = found
+    """The best of double justification without delays, and with delays that shrink (COOLING)."""
+    early = best = justify_early(network, orders, budget)
+    for rounds in COOLING:
+        found = early
+        for delays in rounds:
+            found = justify_both(network, found.orders, budget, delays)
+            if found.cost < best.cost:
+                best = found
     return best
 
 
