@@ -25,8 +25,9 @@ class Case(NamedTuple):
 
     @property
     def model(self) -> str:
+        num_layers = 16 if self.p == 8 else 8
         return (
-            f"{LLAMA if self.architecture == 'llama' else GPT} --num-layers {16 if self.p == 8 else 8} "
+            f"{LLAMA if self.architecture == 'llama' else GPT} --num-layers {num_layers} "
             f"--global-batch-size {2 * self.m} {'' if self.tied else UNTIED} "
             f"{'--bf16' if self.dtype == 'bf16' else ''} "
             f"--attention-dropout {self.dropout} --hidden-dropout {self.dropout}"

@@ -118,7 +118,7 @@ def _place_weight_grads(
 def fits(network: Network, block: Block) -> bool:
     """Whether the repeated block stays within the memory limits, counted at each start of F."""
     ahead, m = network.forward, network.num_microbatches
-    for held, limit in zip(network.placement.stages_by_rank, network.limits):
+    for held, limit in zip(network.placement.stages_by_rank, network.limits, strict=False):
         for at in held:
             now = block.start[3 * at + F] + 1000 * block.period
             level = 0.0
@@ -186,9 +186,10 @@ def _block_that_fits(network: Network, shape: Shape) -> Block | None:
 def _longest_waits(
     network: Network, shape: Shape, direction: tuple[float, float, float]
 ) -> list[Block]:
-    found = [_block_that_fits(network, shape)]
-    if found[0] is None:
+    first = _block_that_fits(network, shape)
+    if first is None:
         return []
+    found = [first]
     for scale in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0):
         block = _block_that_fits(network, _scaled(shape, direction, scale))
         if block is None:

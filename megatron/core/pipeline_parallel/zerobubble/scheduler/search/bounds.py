@@ -111,8 +111,8 @@ def _unavoidable_idle(network: Network, rank: int) -> float:
     if network.split:
         kept = [max(-ahead.give[3 * s + W], 0.0) for s in held]
         late = [ahead.duration[3 * s + W] for s in held]
-        waiting = [(gain + w, size) for (gain, size), w in zip(waiting, late)]
-        waiting += list(zip(late, kept))
+        waiting = [(gain + w, size) for (gain, size), w in zip(waiting, late, strict=False)]
+        waiting += list(zip(late, kept, strict=False))
     after = max(0.0, _after_last_forward(network, rank) - _most_gain(waiting, limit, m))
     all_forwards = m * sum(ahead.duration[3 * s + F] for s in held)
     # The two do not overlap if some F must wait for the first B.

@@ -2,7 +2,7 @@
 
 In the middle of a good plan for enough micro-batches, every rank repeats a pattern of q
 micro-batches. Cut each rank's program just before its first stage's F of micro-batch J, and again
-before that of J + q. If every rank has done, relative to J and J + q, exactly the same at both cuts,
+before that of J + q. If every rank has done, relative to J and J + q, the same at both cuts,
 then what lies between is such a pattern: it can be repeated without a change of memory peaks.
 """
 

@@ -47,7 +47,7 @@ def justify_early(
     budget.spend(network.num_instructions)
     m = network.num_microbatches
     earlier, ends = justify(network.forward, orders, network.limits, m, WINDOW, delay)
-    return Candidate(max(e - o for e, o in zip(ends, network.origin)), earlier)
+    return Candidate(max(e - o for e, o in zip(ends, network.origin, strict=False)), earlier)
 
 
 def justify_both(
@@ -119,7 +119,7 @@ def critical_path(network: Network, orders: Sequence[Sequence[int]]) -> list[tup
             j = counts[lane] = counts.get(lane, -1) + 1
             microbatch[rank].append(j)
             places[lane, j] = (rank, place)
-    lateness = [e[-1] - o for e, o in zip(ends, network.origin)]
+    lateness = [e[-1] - o for e, o in zip(ends, network.origin, strict=False)]
     rank = lateness.index(max(lateness))
     place = len(orders[rank]) - 1
     path = []
@@ -146,7 +146,7 @@ def _move(network: Network, orders: Orders, rank: int, place: int, distance: int
     first, last = min(place, target), max(place, target) + 1
     if moved[first:last] == order[first:last] or not _runs(network, rank, moved, last):
         return None
-    return orders[:rank] + [moved] + orders[rank + 1 :]
+    return [*orders[:rank], moved, *orders[rank + 1 :]]
 
 
 def _runs(network: Network, rank: int, order: list[int], stop: int) -> bool:

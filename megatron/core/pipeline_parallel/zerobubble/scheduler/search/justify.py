@@ -55,13 +55,13 @@ def retime(network: Network, orders: Sequence[Sequence[int]]) -> list[list[float
                 if rank[fed] != r:
                     stack.append(rank[fed])
         clock[r] = time
-    if any(len(out) < len(order) for out, order in zip(ends, orders)):
+    if any(len(out) < len(order) for out, order in zip(ends, orders, strict=False)):
         raise Stuck
     return ends
 
 
 def cost_of_ends(network: Network, ends: Sequence[Sequence[float]]) -> float:
-    return max(e[-1] - o for e, o in zip(ends, network.origin))
+    return max(e[-1] - o for e, o in zip(ends, network.origin, strict=False))
 
 
 def _arrivals(view: View, num_microbatches: int) -> list[list[float]]:

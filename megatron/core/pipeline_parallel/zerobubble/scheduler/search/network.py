@@ -9,6 +9,7 @@ pattern is list repetition, and time runs backwards when the lists are reversed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,11 +58,11 @@ class Network:
     def hop(self) -> list[float]:
         """Transfer time from stage s to s + 1 (and back)."""
         ranks = [slot.rank for slot in self.placement.slots]
-        return [self.costs.transfer if a != b else 0.0 for a, b in zip(ranks, ranks[1:])]
+        return [self.costs.transfer if a != b else 0.0 for a, b in itertools.pairwise(ranks)]
 
     @cached_property
     def first_start(self) -> list[float]:
-        """Per rank, the start of its first instruction: that of micro-batch 0 in its first stage."""
+        """Per rank, when its first instruction starts: that of micro-batch 0 in its first stage."""
         starts: dict[int, float] = {}
         time = 0.0
         for stage, slot in enumerate(self.placement.slots):
