@@ -7,8 +7,8 @@
 
 Needs no GPU and no launcher: it starts its own processes, joined by gloo, and ends them. Figures
 are medians over --repeats; all contestants of a case run in turns (A B C, C B A, ...), so compare
-them as ratios. The column "noise" is the distance of the quartiles over the median: on a machine
-that does other work, believe no difference smaller than that.
+them as ratios. The column "noise" is the distance of the quartiles over the median: believe no
+difference that is much smaller. Targets are meant for a machine that does nothing else.
 
 Targets are printed as reached or NOT reached. Exit status: 0; with --check 1 if a target was not
 reached; 2 if something cannot be measured.
@@ -19,15 +19,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
@@ -37,8 +33,9 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import (
 )
 from megatron.core.pipeline_parallel.zerobubble.scheduler.simulate import Objective
 from megatron.training.benchmarks import compute, emulated, reports, split, tables
-from megatron.training.benchmarks.cases import make_plans, split_cases
+from megatron.training.benchmarks.cases import check_layers, make_plans, split_cases
 from megatron.training.benchmarks.llama import LlamaSizes
+from megatron.training.benchmarks.machine import describe_machine, machine_line
 from megatron.training.benchmarks.measure import join
 from megatron.training.benchmarks.torch_peer import PEER_SCHEDULES
 from megatron.training.benchmarks.verdicts import Verdict
@@ -62,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool; returns the exit status."""
     options = parse_options(argv)
     run: Callable[[argparse.Namespace], Outcome] = options.run
+    machine = describe_machine()
     try:
         if options.json:
             open(options.json, "a").close()  # rather fail now than after the measurements
@@ -70,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"benchmark_pipeline.py: {error}", file=sys.stderr)
         return 2
     print("\n\n".join([outcome.text, tables.verdict_lines(outcome.verdicts)]))
-    for remark in outcome.remarks:
-        print(remark)
+    print("\n".join([*outcome.remarks, machine_line(machine)]))
     if options.json:
-        Path(options.json).write_text(json.dumps(as_json(options, outcome), indent=2) + "\n")
+        figures = as_json(options, machine, outcome)
+        Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
     return 1 if options.check and not all(v.reached for v in outcome.verdicts) else 0
 
 
@@ -164,7 +162,7 @@ def add_compute(commands: Any) -> None:
 
 def add_split_cost(commands: Any) -> None:
     add = add_command(
-        commands, "split-cost", run_split_cost, "what splitting a layer's backward costs", 15
+        commands, "split-cost", run_split_cost, "what splitting a layer's backward costs", 31
     )
     add_activation(add, seq_length=256, hidden_size=512)
     add("--ffn-hidden-size", type=int, default=1376, metavar="F", help="width of the MLP")
@@ -318,18 +316,6 @@ def run_compute(options: argparse.Namespace) -> Outcome:
     return Outcome({"results": rows}, tables.compute_table(rows), verdicts, remarks)
 
 
-def check_layers(sizes: LlamaSizes, ranks: Sequence[int], schedules: Sequence[str]) -> None:
-    """Every stage of every schedule has the same number of layers, or a ValueError says where."""
-    for p in ranks:
-        for name in schedules:
-            stages = schedule_named(name).placement_for(p).num_stages
-            if sizes.num_layers % stages:
-                raise ValueError(
-                    f"--num-layers {sizes.num_layers} does not divide into the {stages} stages of "
-                    f"{name} on {p} ranks; give a multiple of {stages}"
-                )
-
-
 def calibrate(
     pool: WorkerPool,
     num_ranks: int,
@@ -423,17 +409,14 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def as_json(options: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
+def as_json(
+    options: argparse.Namespace, machine: dict[str, Any], outcome: Outcome
+) -> dict[str, Any]:
     settings = {k: v for k, v in vars(options).items() if k not in ("run", "json", "benchmark")}
     return {
         "benchmark": options.benchmark,
         "settings": settings,
-        "machine": {
-            "platform": platform.platform(),
-            "cpus": os.cpu_count(),
-            "load_average": os.getloadavg() if hasattr(os, "getloadavg") else None,
-            "torch": torch.__version__,
-        },
+        "machine": machine,
         **{name: [asdict(row) for row in rows] for name, rows in outcome.rows.items()},
         "verdicts": [verdict.as_json() for verdict in outcome.verdicts],
         "remarks": outcome.remarks,

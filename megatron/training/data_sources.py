@@ -37,7 +37,7 @@ def data_source_of(args: argparse.Namespace) -> DataSource:
         return DataSource(blend_per_split=[get_blend_from_list(paths) for paths in per_split])
     paths = args.data_path
     if args.data_args_path is not None:
-        paths = shlex.split(_read(args.data_args_path, "--data-args-path"))
+        paths = _read_words(args.data_args_path)
     return DataSource(blend=get_blend_from_list(paths), split=args.split or _DEFAULT_SPLIT)
 
 
@@ -48,12 +48,24 @@ def _read_per_split(path: str) -> dict[str, list[str]]:
     except json.JSONDecodeError as error:
         raise DatasetError(f"--per-split-data-args-path {path} is not JSON: {error}") from None
     valid = isinstance(lists, dict) and set(lists) <= set(_SPLITS)
-    if not valid or not all(isinstance(paths, list) for paths in lists.values()):
+    if not valid or not all(_is_list_of_words(words) for words in lists.values()):
         raise DatasetError(
             f"--per-split-data-args-path {path} must hold an object with lists under "
-            f"{', '.join(_SPLITS)}"
+            f"{', '.join(_SPLITS)}; a list has what would follow --train-data-path"
         )
-    return lists
+    return {split: [str(word) for word in words] for split, words in lists.items()}
+
+
+def _is_list_of_words(words: Any) -> bool:
+    return isinstance(words, list) and all(isinstance(w, (str, int, float)) for w in words)
+
+
+def _read_words(path: str) -> list[str]:
+    text = _read(path, "--data-args-path")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise DatasetError(f"--data-args-path {path}: {error}") from None
 
 
 def _read(path: str, flag: str) -> str:
@@ -61,3 +73,5 @@ def _read(path: str, flag: str) -> str:
         return pathlib.Path(path).read_text()
     except OSError as error:
         raise DatasetError(f"{flag} {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise DatasetError(f"{flag} {path} cannot be read: it is not text") from None

@@ -13,6 +13,7 @@ class LossMeter:
     """Sums of (sum, count) per loss name; the mean is their quotient over all replicas.
 
     A loss dict's value is a 2-vector or pair [sum, count], or a single number, which counts once.
+    They are added up in fp64: in fp32 a count of tokens stops to be exact at 16.7 million.
     """
 
     def __init__(self, data_parallel_group: dist.ProcessGroup | None) -> None:
@@ -35,14 +36,19 @@ class LossMeter:
         totals = torch.stack([self._totals[name] for name in names])
         if self._group is not None:
             dist.all_reduce(totals, group=self._group)
-        sums, counts = totals.double().cpu().unbind(dim=1)
+        sums, counts = totals.cpu().unbind(dim=1)
         return dict(zip(names, (sums / counts.clamp(min=1)).tolist(), strict=True))
 
 
 def _pair_of(value: Any) -> torch.Tensor:
+    """[sum, count] in fp64, without history."""
     if isinstance(value, (tuple, list)):
-        return torch.stack([torch.as_tensor(part, dtype=torch.float32).detach() for part in value])
-    tensor = torch.as_tensor(value, dtype=torch.float32).detach()
+        return torch.stack([_fp64(part) for part in value])
+    tensor = _fp64(value)
     if tensor.numel() == 2:
         return tensor.view(2)
     return torch.stack([tensor.view(()), torch.ones_like(tensor).view(())])
+
+
+def _fp64(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value).detach().to(torch.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
 from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import ScheduleError
@@ -50,11 +50,23 @@ def make_plans(
     return tuple(plans)
 
 
+def check_layers(sizes: LlamaSizes, ranks: Sequence[int], schedules: Sequence[str]) -> None:
+    """Every stage of every schedule has the same number of layers, or a ValueError says where."""
+    for p in ranks:
+        for name in schedules:
+            stages = schedule_named(name).placement_for(p).num_stages
+            if sizes.num_layers % stages:
+                raise ValueError(
+                    f"--num-layers {sizes.num_layers} does not divide into the {stages} stages of "
+                    f"{name} on {p} ranks; give a multiple of {stages}"
+                )
+
+
 def split_cases(
     large: LlamaSizes, tiny: LlamaSizes, *, repeats: int, with_peer: bool
 ) -> list[SplitCase]:
     """Compute dominates; the host dominates; compute again, with the layer's forward run twice."""
-    cases = [("compute", large, False, 2), ("tiny", tiny, False, 40), ("recompute", large, True, 2)]
+    cases = [("compute", large, False, 1), ("tiny", tiny, False, 20), ("recompute", large, True, 1)]
     return [
         SplitCase(
             name=name,

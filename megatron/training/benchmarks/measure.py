@@ -1,7 +1,7 @@
 """Times contestants against each other: in turns, from a common start, on one machine's clock.
 
 All figures of one run are taken in turns (A B C, C B A, A B C, ...), so that noise of the machine
-hits every contestant alike, and compared as ratios of medians.
+hits every contestant alike.
 """
 
 from __future__ import annotations
@@ -52,6 +52,14 @@ class Times:
     @property
     def median_cpu_s(self) -> float:
         return statistics.median(self.cpu_s)
+
+    def over(self, other: Times) -> float:
+        """The median of the ratios to another contestant's step of the same turn.
+
+        Steps of one turn follow each other closely, so slow changes of the machine cancel.
+        """
+        pairs = zip(self.step_s, other.step_s, strict=True)
+        return statistics.median(mine / theirs for mine, theirs in pairs)
 
     @property
     def spread(self) -> float:

@@ -74,6 +74,7 @@ class ComputeRow:
     repeats_ms: tuple[float, ...]
     tokens_per_s: float
     gain: float  # over our 1F1B
+    ours_over_torch: float | None  # of torch's rows: our tokens/s over its
     predicted_ms: float | None  # by the simulator, from passes measured in the same run
     predicted_gain: float | None
     loss: float
@@ -208,7 +209,6 @@ def compute_rows(
         splits = splits_backward[plan.schedule]
         costs: Costs = compute.costs_of(calibration, plan.placement, splits_backward=splits)
         predicted_s[plan.schedule] = simulate(plan, costs).makespan
-    baseline_s = times[BASELINE].median_s
 
     def row(schedule: str, runtime: Runtime, name: str) -> ComputeRow:
         predicted = predicted_s[schedule] if runtime == "ours" else None
@@ -222,7 +222,8 @@ def compute_rows(
             spread=times[name].spread,
             repeats_ms=tuple(1e3 * s for s in times[name].step_s),
             tokens_per_s=case.tokens_per_step / times[name].median_s,
-            gain=baseline_s / times[name].median_s - 1,
+            gain=times[BASELINE].over(times[name]) - 1,
+            ours_over_torch=None if runtime == "ours" else times[name].over(times[schedule]),
             predicted_ms=1e3 * predicted if predicted else None,
             predicted_gain=predicted_s[BASELINE] / predicted - 1 if predicted else None,
             loss=losses[name],
@@ -239,12 +240,10 @@ def compute_rows(
 
 def compute_verdicts(rows: Sequence[ComputeRow]) -> list[Verdict]:
     verdicts = []
-    ours = {(row.where, row.schedule): row for row in rows if row.runtime == "ours"}
     for row in rows:
-        if row.runtime == "torch":
-            ratio = ours[row.where, row.schedule].tokens_per_s / row.tokens_per_s
+        if row.ours_over_torch is not None:
             claim = f"{row.where} {row.schedule}: tokens/s / torch's tokens/s"
-            verdicts.append(Verdict(claim, ratio, FASTER_THAN_PEER, at_least=True))
+            verdicts.append(Verdict(claim, row.ours_over_torch, FASTER_THAN_PEER, at_least=True))
         elif row.predicted_gain is not None and row.predicted_gain >= SMALLEST_GAIN:
             realised = row.gain / row.predicted_gain
             claim = f"{row.where} {row.schedule}: gain over 1f1b / predicted gain"
@@ -267,7 +266,7 @@ def split_rows(case: split.SplitCase, times: dict[str, Times]) -> list[SplitRow]
             runtime=runtime,
             split_ms=1e3 * times[name].median_s / case.passes_per_repeat,
             fused_ms=1e3 * times[fused].median_s / case.passes_per_repeat,
-            ratio=times[name].median_s / times[fused].median_s,
+            ratio=times[name].over(times[fused]),
             spread=max(times[name].spread, times[fused].spread),
         )
         for runtime, name, fused in contestants

@@ -155,6 +155,11 @@ def test_a_step_lasts_from_the_common_start_to_the_last_end() -> None:
     assert times.spread == 0.5  # quartiles 1.5 and 2.5
 
 
+def test_ratios_are_taken_turn_by_turn() -> None:
+    slow_second_turn = Times((2.0, 20.0, 2.2), (0.0, 0.0, 0.0))
+    assert slow_second_turn.over(Times((1.0, 10.0, 2.0), (0.0, 0.0, 0.0))) == 2.0
+
+
 def test_steps_in_a_row_count_from_the_end_of_the_first() -> None:
     ranks = [
         {"A": [RankTime(0.0, (5.0, 7.0, 9.0), 3.0)]},
@@ -345,10 +350,12 @@ def test_split_rows_and_verdicts() -> None:
     step_s = {split.SPLIT: 6.18, split.FUSED: 6.0, split.PEER_SPLIT: 9.0, split.PEER_FUSED: 6.0}
     times = {name: Times((step,), (step,)) for name, step in step_s.items()}
     ours, peer = reports.split_rows(case, times)
-    assert (ours.split_ms, ours.ratio) == (pytest.approx(3090), pytest.approx(1.03))
+    assert (ours.split_ms, ours.ratio) == (pytest.approx(6180), pytest.approx(1.03))
     assert (peer.runtime, peer.ratio) == ("torch", 1.5)
     assert [v.reached for v in reports.split_verdicts([ours, peer])] == [False]
-    assert [v.reached for v in reports.split_verdicts(reports.split_rows(tiny, times))] == [True]
+    host_bound, _ = reports.split_rows(tiny, times)
+    assert host_bound.split_ms == pytest.approx(6180 / tiny.passes_per_repeat)
+    assert [v.reached for v in reports.split_verdicts([host_bound])] == [True]
 
 
 # ---- torch's schedules -----------------------------------------------------
