@@ -130,9 +130,9 @@ def _events(trainer: Trainer) -> Iterator[list[_Event]]:
     def computed(name: str) -> Any:
         original = getattr(StageCompute, name)
 
-        def wrapper(self: StageCompute, *args: Any) -> Any:
+        def wrapper(self: StageCompute, *args: Any, **kwargs: Any) -> Any:
             log.append(_Event("W", self.context.stage))
-            return original(self, *args)
+            return original(self, *args, **kwargs)
 
         return mock.patch.object(StageCompute, name, wrapper)
 

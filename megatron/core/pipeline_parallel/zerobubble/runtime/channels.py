@@ -8,7 +8,6 @@ never stand in another's way, also when both neighbours are the same rank (p = 2
 from __future__ import annotations
 
 import datetime
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -93,7 +92,7 @@ class Channels:
         self._check_identity = check_identity
         self._routes: dict[Channel, tuple[dist.ProcessGroup, int, int]] = {}
         self._arriving: dict[Value, tuple[list[dist.Work], torch.Tensor, torch.Tensor | None]] = {}
-        self._leaving: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._leaving: dict[Value, list[tuple[dist.Work, torch.Tensor]]] = {}
 
     def post_receive(self, message: Message) -> None:
         """Make room for a message and start receiving it; a fresh tensor each time."""
@@ -118,29 +117,32 @@ class Channels:
         return tensor
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
-        """Start sending; the tensor is kept until it has left."""
+        """Start sending; the tensor is kept until `release` or the end."""
         group, peer, tag = self._route(message.channel, message.channel.target)
-        if self._check_identity:
-            identity = _identity_of(message.value).to(self._device)
-            self._leaving.append((group.send([identity], peer, tag + _IDENTITY_TAG), identity))
         if tensor.shape != self._shape or tensor.dtype != self._dtype:
             raise ScheduleError(
                 f"{message.value} has shape {tuple(tensor.shape)} {tensor.dtype}, but the pipeline "
                 f"sends {self._shape} {self._dtype}; a stage must keep the hidden shape"
             )
+        leaving = []
+        if self._check_identity:
+            identity = _identity_of(message.value).to(self._device)
+            leaving.append((group.send([identity], peer, tag + _IDENTITY_TAG), identity))
         tensor = tensor.contiguous()
-        self._leaving.append((group.send([tensor], peer, tag), tensor))
+        leaving.append((group.send([tensor], peer, tag), tensor))
+        self._leaving[message.value] = leaving
 
-    def release_sent(self) -> None:
-        """Let go of tensors that have left, in the order they were sent."""
-        leaving = self._leaving
-        while leaving and leaving[0][0].is_completed():
-            leaving.popleft()[0].wait()
+    def release(self, message: Message) -> None:
+        """Let go of a tensor that is known to have arrived."""
+        for work, _ in self._leaving.pop(message.value):
+            work.wait()
 
     def finish(self) -> None:
         """Wait until everything has left; nothing may be left to arrive."""
-        while self._leaving:
-            self._leaving.popleft()[0].wait()
+        for leaving in self._leaving.values():
+            for work, _ in leaving:
+                work.wait()
+        self._leaving.clear()
         assert not self._arriving, f"received and never used: {list(self._arriving)}"
 
     def _route(self, channel: Channel, peer: int) -> tuple[dist.ProcessGroup, int, int]:

@@ -104,6 +104,8 @@ class Executor:
         posted = clock()
         for message in step.waits:
             self._put(message.value, self._channels.wait_receive(message))
+        for message in step.arrived:
+            self._channels.release(message)
         ready = clock()
         self._sending = step.sends
         self._sent_for = 0.0
@@ -114,7 +116,6 @@ class Executor:
         else:
             self._handlers[instruction.op](instruction)
         done = clock()
-        self._channels.release_sent()
         op, times = instruction.op, self.times
         times.executed.append(Executed(instruction, ready, done))
         times.waiting += ready - posted

@@ -14,14 +14,16 @@ The contract, for every ordered pair of ranks and kind of value (one FIFO `Chann
 So a plan whose data flow is free of cycles cannot deadlock, and p = 2, where both neighbours of a
 rank are one rank, needs no special case.
 
-What may be freed when: a sent value's storage once its send has completed (an activation's autograd
-graph stays until the stage's B); a received gradient at the end of the B that needs it; a received
+What may be freed when: a sent value's storage once a later message from its receiver proves that it
+has arrived (`Step.arrived`; backends do not tell without being waited on), and the rest at the end (an
+activation's autograd graph stays until the stage's B); a received gradient at the end of the B that needs it; a received
 activation at the end of the B of the stage that took it in, apart from what its W needs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..dataflow import Value, makes, needs, receivers
@@ -51,6 +53,7 @@ class Step(NamedTuple):
     waits: tuple[Message, ...]  # then: messages that must have arrived
     instruction: Instruction
     sends: tuple[Message, ...]  # when it has ended: messages to send, without waiting
+    arrived: tuple[Message, ...] = ()  # sent earlier; once the waits are over they have arrived
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,11 @@ def lower(plan: Plan, *, look_ahead: int = 2) -> tuple[RankProgram, ...]:
         for step_sends in rank_sends:
             for message in step_sends:
                 streams.setdefault(message.channel, []).append(message)
-    return tuple(
+    programs = [
         _rank_program(plan, rank, sends[rank], streams, look_ahead)
         for rank in range(plan.num_ranks)
-    )
+    ]
+    return tuple(_with_arrivals(program, programs) for program in programs)
 
 
 def all_channels(programs: tuple[RankProgram, ...]) -> tuple[Channel, ...]:
@@ -132,3 +136,29 @@ def _rank_program(
         steps.append(Step(tuple(post), messages, instruction, sends[step]))
     used = {channel for channel in streams if rank in (channel.source, channel.target)}
     return RankProgram(rank, tuple(steps), tuple(sorted(used)))
+
+
+def _with_arrivals(program: RankProgram, programs: Sequence[RankProgram]) -> RankProgram:
+    """The program, its steps told which earlier messages have arrived once their waits are over.
+
+    A message that its receiver consumes at step c has arrived before anything the receiver sends
+    at step c or later; the first of that to be waited for here is the proof.
+    """
+    awaited_at = {m: k for k, step in enumerate(program.steps) for m in step.waits}
+    arrived: dict[int, list[Message]] = {}
+    for peer in {channel.target for channel in program.channels} - {program.rank}:
+        theirs = programs[peer].steps
+        proof: int | None = None  # the earliest step here that waits for something sent so late
+        for step in reversed(theirs):
+            for message in step.sends:
+                if message in awaited_at:
+                    at = awaited_at[message]
+                    proof = at if proof is None else min(proof, at)
+            if proof is not None:
+                ours = [m for m in step.waits if m.channel.source == program.rank]
+                arrived.setdefault(proof, []).extend(ours)
+    steps = tuple(
+        step._replace(arrived=tuple(arrived[k])) if k in arrived else step
+        for k, step in enumerate(program.steps)
+    )
+    return replace(program, steps=steps)
