@@ -140,3 +140,28 @@ def test_one_rank_has_no_messages() -> None:
 def test_look_ahead_below_zero_is_refused() -> None:
     with pytest.raises(ScheduleError, match="look_ahead is -1"):
         lower(random_plan(0), look_ahead=-1)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_message_is_let_go_when_its_receiver_has_it(name: str) -> None:
+    """By the simulated clock; and most messages are let go before the end."""
+    plan = plan_schedule(name, PlanRequest(num_ranks=3, num_microbatches=9))
+    costs = Costs.uniform(plan.placement, transfer=0.1)
+    starts = simulate(plan, costs).starts
+    programs = lower(plan)
+    taken = {
+        message: starts[program.rank][step]
+        for program in programs
+        for step, content in enumerate(program.steps)
+        for message in content.waits
+    }
+    for program in programs:
+        sent: set[Message] = set()
+        let_go: set[Message] = set()
+        for step, content in enumerate(program.steps):
+            for message in content.arrived:
+                assert message in sent and message not in let_go
+                assert taken[message] <= starts[program.rank][step]
+                let_go.add(message)
+            sent.update(content.sends)
+        assert len(sent - let_go) <= 2 * plan.placement.num_stages, "the cool-down alone is kept"
