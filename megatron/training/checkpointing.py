@@ -197,7 +197,8 @@ class Checkpointer:
             optimizer_state.set_step(common["optimizer_step"])
             trainer.optimizer.write_back_params()
             trainer.optimizer.grad_scaler.load_state_dict(common["grad_scaler"])
-        trainer.scheduler.load_state_dict(common["opt_param_scheduler"])
+        if not trainer.session.run.training.skip_train:
+            trainer.scheduler.load_state_dict(common["opt_param_scheduler"])
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         tensors = ModelState(self._trainer).to_save()

@@ -11,11 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.core.datasets.utils import DatasetError
 from megatron.training.config import RunConfig
 from megatron.training.datasets.data_samplers import DataShare, build_pretraining_data_loader
 from megatron.training.session import Session, TrainState
 
 logger = logging.getLogger(__name__)
+
+_SPLITS = ("train", "validation", "test")
 
 DatasetProvider = Callable[[Sequence[int]], Sequence[Any]]
 StageIterators = list["TimedIterator | None"]  # in chunk order; None for a stage without data
@@ -73,6 +76,7 @@ def build_run_data(session: Session, provider: DatasetProvider, state: TrainStat
     datasets: Sequence[Any] = (None, None, None)
     if distributed or session.reads_data:
         datasets = provider(sizes)
+    _check_lengths(session.run, datasets, sizes)
     present = _agree_on_splits(session, datasets)
     starts = (state.consumed_train_samples, state.consumed_valid_samples, 0)
     return RunData(
@@ -81,6 +85,23 @@ def build_run_data(session: Session, provider: DatasetProvider, state: TrainStat
             for dataset, start, here in zip(datasets, starts, present, strict=True)
         )
     )
+
+
+def _check_lengths(run: RunConfig, datasets: Sequence[Any], sizes: Sequence[int]) -> None:
+    """Raise DatasetError for data that would end before the run does.
+
+    Datasets repeat to the length asked for, but a blend without weights is read once.
+    """
+    if run.dataloader_type != "single":
+        return
+    first = 1 if run.training.skip_train else 0
+    for name, dataset, needed in list(zip(_SPLITS, datasets, sizes, strict=True))[first:]:
+        if hasattr(dataset, "__len__") and len(dataset) < needed:
+            raise DatasetError(
+                f"the {name} data have {len(dataset)} samples of {run.model.seq_length} tokens, "
+                f"but the run reads {needed}; give each dataset a weight, so that it repeats, or "
+                "shorten the run"
+            )
 
 
 def _agree_on_splits(session: Session, datasets: Sequence[Any]) -> list[bool]:

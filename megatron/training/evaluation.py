@@ -29,7 +29,7 @@ def evaluate(
     """
     run = trainer.session.run
     eval_iters = run.validation.eval_iters
-    num_microbatches = trainer.session.microbatches.get()
+    num_microbatches = run.num_microbatches  # of the full batch, also while the batch ramps up
     meter = LossMeter(trainer.session.groups.dp)
     for chunk in trainer.model:
         chunk.eval()
@@ -39,7 +39,7 @@ def evaluate(
         if verbose:
             logger.info("Evaluating iter %d/%d", index + 1, eval_iters)
         meter.add(run_iteration(trainer, forward_step, iterators, num_microbatches, True))
-        state.consumed_valid_samples += trainer.session.microbatches.current_global_batch_size
+        state.consumed_valid_samples += run.global_batch_size
     for chunk in trainer.model:
         chunk.train()
     return meter.means()

@@ -256,13 +256,16 @@ def _build_scheduler(session: Session, optimizer: MegatronOptimizer) -> Optimize
     """Learning rate and weight decay over samples (spec section 3.3)."""
     run = session.run
     logger.info("> learning rate decay style: %s", run.learning_rate.lr_decay_style)
+    decay = run.lr_decay_steps
+    if run.training.skip_train:  # a run that only evaluates may have no length
+        decay = max(decay, int(run.lr_warmup_steps) + 1)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=run.learning_rate.lr_warmup_init,
         max_lr=run.learning_rate.lr or 0.0,
         min_lr=run.learning_rate.min_lr,
         lr_warmup_steps=int(run.lr_warmup_steps),
-        lr_decay_steps=run.lr_decay_steps,
+        lr_decay_steps=decay,
         lr_decay_style=run.learning_rate.lr_decay_style,
         start_wd=run.start_weight_decay,
         end_wd=run.end_weight_decay,

@@ -98,8 +98,7 @@ def train(
             reporting.record_step(report, trainer.runtime.times.executed)
             checkpointer.poll()
             _stop_on_bad_loss(trainer, report)
-            reason = conditions.reason_to_exit(state.iteration)
-            evaluate_now = reason is None and _evaluation_is_due(trainer, data, state)
+            evaluate_now = _evaluation_is_due(trainer, data, state)
             if evaluate_now:
                 with reporting.log.pause():
                     assert data.valid is not None
@@ -108,6 +107,7 @@ def train(
                         trainer, forward_step, data.valid, state, reporting.log, prefix
                     )
             _collect_garbage(trainer, state, evaluated=evaluate_now)
+            reason = conditions.reason_to_exit(state.iteration)
             if reason is not None or _save_is_due(trainer, state):
                 with reporting.log.pause():
                     checkpointer.save(state)

@@ -28,8 +28,10 @@ from tests.pretrain_runs import (
     pretrain_case,
     run,
     tail,
+    write_documents,
 )
 from tests.training_runs import LLAMA
+from tests.worker_pool import RankFailure
 
 _BASE = f"{LLAMA} --global-batch-size 8 --train-iters 4 --eval-iters 0 --log-interval 4"
 _P2 = "--pipeline-model-parallel-size 2"
@@ -177,3 +179,24 @@ def test_an_exit_at_the_last_step_saves_once(pool: Any, tmp_path: pathlib.Path) 
     (history,) = run(pool, 1, f"{_BASE} --save {tmp_path} --save-interval 2 --exit-interval 4")
     saved = re.findall(r"saving checkpoint at iteration +(\d+)", history.output)
     assert saved == ["2", "4"]
+
+
+@pytest.mark.timeout(60)
+def test_data_that_end_before_the_run_are_refused_before_it(
+    pool: Any, tmp_path: pathlib.Path
+) -> None:
+    """Datasets without weights are read once; with weights they repeat."""
+    prefixes = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        prefixes.append(write_documents(tmp_path / name, 12))
+    first, second = prefixes
+    with pytest.raises(RankFailure) as caught:
+        run(pool, 1, f"{_BASE} --split 100,0,0 --data-path {first} {second}")
+    assert re.search(
+        r"DatasetError: the train data have \d\d samples of 16 tokens, but the run reads 32; give "
+        "each dataset a weight",
+        str(caught.value),
+    )
+    (repeated,) = run(pool, 1, f"{_BASE} --split 100,0,0 --data-path 1 {first} 1 {second}")
+    assert len(repeated.steps) == 4
