@@ -95,7 +95,8 @@ def test_a_token_outside_the_vocabulary_is_named_and_ends_all_ranks(
     ours, theirs = _last_words(pool, f"{_BASE} {_P2}", _foreign_token, tmp_path)
     assert ours.startswith("ValueError: token id 500 in sample 1 of the micro-batch, position 3")
     assert "[0F0]" in ours, "the instruction"
-    assert theirs.startswith("RuntimeError: ") and "Connection closed by peer" in theirs
+    # "closed by peer" or "reset by peer", by whether a message was under way
+    assert theirs.startswith("RuntimeError: ") and re.search("Connection .* by peer", theirs)
 
 
 @pytest.mark.timeout(60)

@@ -157,7 +157,8 @@ def _save_forever(trainer: Trainer, number: int, reports: int, same_iteration: b
         iteration = 5 if same_iteration else number
         checkpointer.save(TrainState(iteration=iteration, consumed_train_samples=number))
         complete = number - asynchronous  # the one before it was waited for
-        os.write(reports, f"{complete}\n".encode())
+        if complete > 0:
+            os.write(reports, f"{complete}\n".encode())
 
 
 def _loaded_number(trainer: Trainer) -> int:

@@ -129,19 +129,25 @@ def sleep_overshoot_s(length_s: float = 0.005, repeats: int = 21) -> float:
 def transfer_s(shape: Sequence[int], dtype: torch.dtype, repeats: int = 21) -> float:
     """The time of one message of this shape from rank 0 to rank 1 of the default group.
 
-    Half the median of there and back. Collective; ranks above 1 only wait.
+    As in a pipeline the receive is posted before the message is sent; the median from the start
+    of the send to the end of the receive. Collective; ranks above 1 only meet.
     """
     rank = dist.get_rank()
     tensor = torch.zeros(*shape, dtype=dtype)
-    taken = []
-    for _ in range(repeats if rank < 2 else 0):
-        start = time.perf_counter()
-        for sender in (0, 1):
-            (dist.send if rank == sender else dist.recv)(tensor, 1 - rank)
-        taken.append(time.perf_counter() - start)
-    box = [statistics.median(taken) / 2 if taken else 0.0]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
+    moments = []
+    for _ in range(repeats):
+        start = _meet()
+        if rank == 0:
+            sleep_until(start)
+            moments.append(time.perf_counter())
+            dist.send(tensor, 1)
+        elif rank == 1:
+            dist.recv(tensor, 0)
+            moments.append(time.perf_counter())
+    gathered: list[list[float]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(gathered, moments)
+    sent, received = gathered[:2]
+    return statistics.median(end - begin for begin, end in zip(sent, received, strict=True))
 
 
 def _time_once(contestant: Contestant, in_a_row: int) -> RankTime:
