@@ -228,7 +228,7 @@ def add_activation(add: Callable[..., Any], *, seq_length: int, hidden_size: int
 
 def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """No flag may be below what it counts."""
-    smallest: dict[str, float] = {"host_ranks": 0, "pass_ratio": 0}
+    smallest: dict[str, float] = {"ranks": 2, "host_ranks": 0, "pass_ratio": 0}
     for name, value in vars(options).items():
         for number in value if isinstance(value, list) else [value]:
             least = smallest.get(name, 0.001 if isinstance(number, float) else 1)

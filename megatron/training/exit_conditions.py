@@ -45,12 +45,10 @@ class ExitConditions:
             minutes = (time.monotonic() - self._start) / 60
             if self._any_rank(minutes > self._training.exit_duration_in_mins):
                 return f"after {minutes:.1f} minutes"
-        return f"at iteration {iteration}" if self.is_planned(iteration) else None
-
-    def is_planned(self, iteration: int) -> bool:
-        """Whether the command line says that the run ends here; what else is due comes first."""
         interval = self._training.exit_interval
-        return interval is not None and iteration % interval == 0
+        if interval is not None and iteration % interval == 0:
+            return f"at iteration {iteration}"
+        return None
 
     def _any_rank(self, condition: bool) -> bool:
         if self._session.groups.world is None:

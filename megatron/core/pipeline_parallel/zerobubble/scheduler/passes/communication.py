@@ -14,10 +14,11 @@ The contract, for every ordered pair of ranks and kind of value (one FIFO `Chann
 So a plan whose data flow is free of cycles cannot deadlock, and p = 2, where both neighbours of a
 rank are one rank, needs no special case.
 
-What may be freed when: a sent value's storage once a later message from its receiver proves that it
-has arrived (`Step.arrived`; backends do not tell without being waited on), and the rest at the end (an
-activation's autograd graph stays until the stage's B); a received gradient at the end of the B that needs it; a received
-activation at the end of the B of the stage that took it in, apart from what its W needs.
+What may be freed when: a sent value's storage once a later message from its receiver proves that
+it has arrived (`Step.arrived`; backends do not tell without being waited on), and the rest at the
+end (an activation's autograd graph stays until the stage's B); a received gradient at the end of
+the B that needs it; a received activation at the end of the B of the stage that took it in, apart
+from what its W needs.
 """
 
 from __future__ import annotations
