@@ -20,7 +20,7 @@ from tests.pretrain_runs import (
 )
 from tests.training_runs import GPT, LLAMA
 
-_BASE = f"{LLAMA} --global-batch-size 12 --eval-iters 0"
+_BASE = f"{LLAMA} --num-layers 2 --global-batch-size 12 --eval-iters 0"
 _P2 = "--pipeline-model-parallel-size 2"
 
 
@@ -97,6 +97,7 @@ def test_training_goes_on_with_other_replicas(pool: Any, tmp_path: pathlib.Path)
 def test_padding_of_the_vocabulary_may_differ(pool: Any, tmp_path: pathlib.Path) -> None:
     """120 tokens in 128 rows; then in 120 rows and in 200. Moments are padded like weights."""
     case = f"{GPT} --untie-embeddings-and-output-weights --global-batch-size 8 --train-iters 2"
+    case += " --num-layers 2"
     case += " --lr-warmup-iters 0 --eval-iters 0"
     (saved,) = run(pool, 1, f"{case} --save {tmp_path} --save-interval 2")
     width = 32
@@ -145,7 +146,7 @@ def saved(pool: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.
     return folder, history
 
 
-_SAVED = f"{GPT} --global-batch-size 8 --train-iters 6 --eval-iters 0"
+_SAVED = f"{GPT} --num-layers 2 --global-batch-size 8 --train-iters 6 --eval-iters 0"
 
 
 @pytest.mark.timeout(120)
@@ -159,7 +160,7 @@ def test_what_does_not_fit_is_refused_by_name_on_every_rank(
     extra = "decoder.layers.0.self_attention.k_layernorm.bias"
     expected = {
         f"{folder} --hidden-size 64": "hidden_size is 64 here and 32 there",
-        f"{folder} --num-layers 2": "num_layers is 2 here and 4 there",
+        f"{folder} --num-layers 4": "num_layers is 4 here and 2 there",
         f"{folder} --max-position-embeddings 32": "max_position_embeddings is 32 here and 16",
         f"{folder} --ffn-hidden-size 32 --swiglu": "ffn_hidden_size is 32 here and 64 there; swi",
         f"{folder} --qk-layernorm": f"it lacks {extra}",

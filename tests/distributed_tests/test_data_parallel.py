@@ -20,7 +20,9 @@ from tests.pretrain_runs import History, assert_same_training, run
 from tests.training_runs import GPT, LLAMA, start
 
 _NO_DROPOUT = "--attention-dropout 0 --hidden-dropout 0"  # it is keyed by the replica, on purpose
-_BASE = f"{LLAMA} {_NO_DROPOUT} --global-batch-size 12 --train-iters 4 --eval-iters 0"
+_BASE = (
+    f"{LLAMA} --num-layers 2 {_NO_DROPOUT} --global-batch-size 12 --train-iters 4 --eval-iters 0"
+)
 _P2 = "--pipeline-model-parallel-size 2"
 
 
@@ -57,8 +59,8 @@ def test_replicas_of_a_pipeline_equal_one_process(pool: Any) -> None:
     cases = {
         "llama, tied": f"{_BASE} {sgd}",
         "gpt, untied": (
-            f"{GPT} {_NO_DROPOUT} --global-batch-size 12 --train-iters 4 --eval-iters 0 {sgd} "
-            "--untie-embeddings-and-output-weights"
+            f"{GPT} --num-layers 2 {_NO_DROPOUT} --global-batch-size 12 --train-iters 4 "
+            f"--eval-iters 0 {sgd} --untie-embeddings-and-output-weights"
         ),
         "tokens": f"{_BASE} {sgd} --calculate-per-token-loss",
     }
@@ -78,13 +80,16 @@ def test_replicas_are_bit_identical_for_every_pipeline_and_overlap(pool: Any, dp
 
     Three replicas are the hard case: their sum depends on the order of its addends.
     """
-    cases = [f"{LLAMA} --global-batch-size 12 --train-iters 3 --eval-iters 0 {x}" for x in _TYPES]
+    cases = [
+        f"{LLAMA} --num-layers 2 --global-batch-size 12 --train-iters 3 --eval-iters 0 {x}"
+        for x in _TYPES
+    ]
     overlapped = [f"{case} --overlap-grad-reduce" for case in cases]
     flat = run(pool, dp, *cases, *overlapped)
     reference = flat[: len(cases)]
     for label, ours, expected in zip(_TYPES, flat[len(cases) :], reference, strict=True):
         assert_same_training(ours, expected, f"overlap {label}")
-    schedules = [_P2, f"{_P2} --overlap-grad-reduce"]
+    schedules = [f"{_P2} --overlap-grad-reduce"]
     if dp == 2:
         schedules.append(f"{_P2} --pipeline-schedule zb-h1")
     for flags in schedules:
@@ -167,7 +172,7 @@ def _step_events(case: str) -> tuple[list[str], list[list[_Event]]]:
         ("--use-distributed-optimizer", 2),
         (f"{_P2} --overlap-grad-reduce --pipeline-schedule zb-h1", 4),
         (f"{_P2} --use-distributed-optimizer --pipeline-schedule zb-h1", 4),
-        (f"{_P2} --overlap-grad-reduce --pipeline-schedule dualpipe-v", 4),
+        (f"{_P2} --overlap-grad-reduce --pipeline-schedule dualpipe-v --num-layers 4", 4),
     ],
 )
 def test_every_gradient_is_summed_once_behind_its_last_w(

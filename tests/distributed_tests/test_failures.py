@@ -32,7 +32,9 @@ from tests.pretrain_runs import (
 from tests.training_runs import LLAMA
 from tests.worker_pool import RankFailure
 
-_BASE = f"{LLAMA} --global-batch-size 8 --train-iters 4 --eval-iters 0 --log-interval 4"
+_BASE = (
+    f"{LLAMA} --num-layers 2 --global-batch-size 8 --train-iters 4 --eval-iters 0 --log-interval 4"
+)
 _P2 = "--pipeline-model-parallel-size 2"
 
 

@@ -23,7 +23,7 @@ from tests.pretrain_runs import (
 )
 from tests.training_runs import GPT, LLAMA
 
-_BASE = f"{LLAMA} --global-batch-size 8 --train-iters 6 --save-interval 3"
+_BASE = f"{LLAMA} --num-layers 2 --global-batch-size 8 --train-iters 6 --save-interval 3"
 # Overflows at first, then grows every second clean step; the stop lies between the two.
 _FP16 = "--fp16 --initial-loss-scale 4194304 --hysteresis 1 --loss-scale-window 2"
 
@@ -31,7 +31,7 @@ _CASES = {
     "fp32": _BASE,
     "gpt, untied": (
         f"{GPT} --untie-embeddings-and-output-weights --global-batch-size 8 --train-iters 6 "
-        "--save-interval 3 --lr-decay-style cosine --min-lr 1e-3"
+        "--num-layers 2 --save-interval 3 --lr-decay-style cosine --min-lr 1e-3"
     ),
     "bf16": f"{_BASE} --bf16",
     "fp16": f"{_BASE} {_FP16}",
