@@ -15,6 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # bit-identity is promised per nu
 @pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
     """Worker processes shared by the whole session."""
-    shared = WorkerPool()
+    shared = WorkerPool(preload=["tests.pretrain_runs"])  # what most bodies import
     yield shared
     shared.close()

@@ -24,7 +24,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.core.enums import ModelType
 from megatron.core.optimizer.entries import OptimizerEntry
-from megatron.training import evaluation, training
+from megatron.training import evaluation, reporting, training
 from megatron.training.model_setup import Trainer
 from megatron.training.step_report import StepReport
 from tests.training_runs import hashes, use_world_of_pool
@@ -80,18 +80,23 @@ def pretrain_case(
     built: list[Trainer] = []
     original_step = training.train_step
 
-    def step(trainer: Trainer, *arguments: Any) -> StepReport:
-        state = arguments[-1]
+    def step(trainer: Trainer, *arguments: Any, **options: Any) -> StepReport:
+        state = arguments[2]
         if not history.weights:
             history.weights.append(dict(hashes(trainer)))
         if before_step is not None:
             before_step(trainer, state.iteration + 1)
-        report = original_step(trainer, *arguments)
+        return original_step(trainer, *arguments, **options)
+
+    original_record = reporting.Reporting.record_step
+
+    def record(self: reporting.Reporting, report: StepReport, *arguments: Any) -> None:
+        """When a step is settled: with post-validation, early in the next iteration."""
+        original_record(self, report, *arguments)
         history.steps.append(report)
-        history.weights.append(dict(hashes(trainer)))
+        history.weights.append(dict(hashes(built[0])))
         if after_step is not None:
-            after_step(trainer, report.iteration)
-        return report
+            after_step(built[0], report.iteration)
 
     original_evaluate = evaluation.evaluate
 
@@ -109,6 +114,7 @@ def pretrain_case(
     output = io.StringIO()
     with (
         mock.patch.object(training, "train_step", step),
+        mock.patch.object(reporting.Reporting, "record_step", record),
         mock.patch.object(training, "build_trainer", build),
         mock.patch.object(evaluation, "evaluate", evaluate),
         _recorded_samples(history.samples),

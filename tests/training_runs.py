@@ -18,7 +18,7 @@ import pretrain_gpt
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.training.data import build_run_data
 from megatron.training.initialize import initialize_megatron
-from megatron.training.model_setup import Trainer, build_trainer
+from megatron.training.model_setup import ModelProvider, Trainer, build_trainer
 from megatron.training.session import TrainState
 from megatron.training.training import train_step
 
@@ -80,11 +80,13 @@ def train_case(case: str, *, steps: int = 5) -> Outcome:
     return Outcome(losses, norms, initial, dict(hashes(trainer)))
 
 
-def start(case: str) -> tuple[Trainer, TrainState, Any]:
+def start(
+    case: str, *, model_provider: ModelProvider = pretrain_gpt.model_provider
+) -> tuple[Trainer, TrainState, Any]:
     """Build all that `pretrain` would for this command line, up to the training loop."""
     use_world_of_pool()
     session = initialize_megatron(argv=case.split())
-    trainer = build_trainer(session, pretrain_gpt.model_provider)
+    trainer = build_trainer(session, model_provider)
     state = TrainState()
     data = build_run_data(session, pretrain_gpt.train_valid_test_datasets_provider, state)
     return trainer, state, data.train

@@ -2,6 +2,7 @@
 
     python tools/benchmark_pipeline.py emulated --peer torch --json emulated.json
     python tools/benchmark_pipeline.py emulated --ranks 4 --pass-ms 20 --schedules 1f1b zb-v
+    python tools/benchmark_pipeline.py steps --peer torch
     python tools/benchmark_pipeline.py compute --peer torch
     python tools/benchmark_pipeline.py split-cost --peer torch
 
@@ -32,7 +33,15 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import (
     schedule_named,
 )
 from megatron.core.pipeline_parallel.zerobubble.scheduler.simulate import Objective
-from megatron.training.benchmarks import compute, emulated, reports, split, tables
+from megatron.training.benchmarks import (
+    compute,
+    emulated,
+    reports,
+    split,
+    step_reports,
+    steps,
+    tables,
+)
 from megatron.training.benchmarks.cases import check_layers, make_plans, split_cases
 from megatron.training.benchmarks.llama import LlamaSizes
 from megatron.training.benchmarks.machine import describe_machine, machine_line
@@ -44,6 +53,7 @@ from megatron.training.worker_pool import RankFailure, WorkerPool
 START_S = 60.0  # what a case may take beyond its steps: starting processes, building models
 SLOWEST = 20.0  # how much longer than expected steps may take before a case is given up
 COMPUTE_SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "zb-v")
+STEP_SCHEDULES = ("zb-h2", "zb-v")  # without a bubble, if ranks do not meet at the step
 
 
 class Outcome(NamedTuple):
@@ -86,6 +96,7 @@ def parse_options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     add_emulated(commands)
+    add_steps(commands)
     add_compute(commands)
     add_split_cost(commands)
     options = parser.parse_args(argv)
@@ -97,6 +108,47 @@ def add_emulated(commands: Any) -> None:
     add = add_command(
         commands, "emulated", run_emulated, "passes asleep inside the real runtime", repeats=5
     )
+    add_passes(add)
+    add_schedules(add, default=list(SCHEDULES))
+    add_activation(add, seq_length=256, hidden_size=256)
+    add(
+        "--back-to-back",
+        type=int,
+        default=1,
+        metavar="N",
+        help="measure N steps in a row, without a meeting of the ranks between them; the ideal "
+        "is then the longest span in place of the makespan (default: 1, ranks meet)",
+    )
+    add(
+        "--host-ranks",
+        type=int,
+        default=2,
+        metavar="P",
+        help="ranks of the measurement with passes of length zero; 0 leaves it out",
+    )
+
+
+def add_steps(commands: Any) -> None:
+    add = add_command(
+        commands,
+        "steps",
+        run_steps,
+        "optimizer steps back to back: early with post-validation, with ranks that meet, none",
+        repeats=3,
+    )
+    add_passes(add)
+    add_schedules(add, default=list(STEP_SCHEDULES))
+    add_activation(add, seq_length=256, hidden_size=256)
+    add(
+        "--in-a-row",
+        type=int,
+        default=5,
+        metavar="N",
+        help="iterations of a measurement, each with its step; one before them starts the clock",
+    )
+
+
+def add_passes(add: Callable[..., Any]) -> None:
     add("--ranks", type=int, nargs="+", default=[4, 8], metavar="P", help="pipeline ranks")
     add(
         "--microbatches-per-rank",
@@ -121,23 +173,6 @@ def add_emulated(commands: Any) -> None:
         default=[1.0, 1.0, 1.0],
         metavar=("F", "B", "W"),
         help="B and W are T times their share of F's",
-    )
-    add_schedules(add, default=list(SCHEDULES))
-    add_activation(add, seq_length=256, hidden_size=256)
-    add(
-        "--back-to-back",
-        type=int,
-        default=1,
-        metavar="N",
-        help="measure N steps in a row, without a meeting of the ranks between them; the ideal "
-        "is then the longest span in place of the makespan (default: 1, ranks meet)",
-    )
-    add(
-        "--host-ranks",
-        type=int,
-        default=2,
-        metavar="P",
-        help="ranks of the measurement with passes of length zero; 0 leaves it out",
     )
 
 
@@ -245,25 +280,11 @@ def run_emulated(options: argparse.Namespace) -> Outcome:
     remarks: list[str] = []
 
     def case_of(num_ranks: int, num_microbatches: int, pass_ms: float) -> emulated.EmulatedCase:
-        seconds = emulated.PassSeconds(*(pass_ms / 1e3 * ratio for ratio in options.pass_ratio))
-        return emulated.EmulatedCase(
-            plans=make_plans(
-                options.schedules,
-                num_ranks,
-                num_microbatches,
-                lambda _, placement: emulated.costs_of(seconds, placement),
-                objective=objective,
-                remarks=remarks,
-            ),
-            peer_schedules=tuple(PEER_SCHEDULES) if options.peer == "torch" else (),
-            rank_seconds=seconds,
-            shape=(options.seq_length, options.micro_batch_size, options.hidden_size),
-            repeats=options.repeats,
-            in_a_row=options.back_to_back,
-        )
+        sizes = num_ranks, num_microbatches, pass_ms
+        in_a_row = options.back_to_back
+        return emulated_case(options, *sizes, objective, in_a_row=in_a_row, remarks=remarks)
 
-    sizes = [(p, k * p) for p in options.ranks for k in options.microbatches_per_rank]
-    cases = [case_of(p, m, pass_ms) for p, m in sizes for pass_ms in options.pass_ms]
+    cases = [case_of(*size) for size in sizes_of_cases(options)]
     rows: list[reports.EmulatedRow] = []
     host: list[reports.HostRow] = []
     with contextlib.closing(WorkerPool(max([*options.ranks, options.host_ranks]))) as pool:
@@ -280,6 +301,67 @@ def run_emulated(options: argparse.Namespace) -> Outcome:
         "\n\n".join(text),
         reports.emulated_verdicts(rows) + reports.host_verdicts(host),
         list(dict.fromkeys(remarks)),
+    )
+
+
+def run_steps(options: argparse.Namespace) -> Outcome:
+    remarks: list[str] = []
+    cases = [
+        emulated_case(options, *size, "span", in_a_row=options.in_a_row, remarks=remarks)
+        for size in sizes_of_cases(options)
+    ]
+    rows: list[step_reports.StepsRow] = []
+    with contextlib.closing(WorkerPool(max(options.ranks))) as pool:
+        for case in cases:
+            expected = len(steps.KINDS) * case.expected_s
+            progress(f"{case.where}: at most about {expected:.0f} s")
+            limit = options.timeout_s or START_S + SLOWEST * expected
+            results = pool.run(case.num_ranks, steps.run_case, case, timeout_s=limit)
+            rows += step_reports.rows(case, results)
+            remarks += reports.emulated_remarks(case, [result.measured for result in results])
+    return Outcome(
+        {"results": rows},
+        tables.steps_table(rows),
+        step_reports.verdicts(rows),
+        list(dict.fromkeys(remarks)),
+    )
+
+
+def sizes_of_cases(options: argparse.Namespace) -> list[tuple[int, int, float]]:
+    """(ranks, micro-batches, milliseconds of F) of every case."""
+    return [
+        (p, k * p, pass_ms)
+        for p in options.ranks
+        for k in options.microbatches_per_rank
+        for pass_ms in options.pass_ms
+    ]
+
+
+def emulated_case(
+    options: argparse.Namespace,
+    num_ranks: int,
+    num_microbatches: int,
+    pass_ms: float,
+    objective: Objective,
+    *,
+    in_a_row: int,
+    remarks: list[str],
+) -> emulated.EmulatedCase:
+    seconds = emulated.PassSeconds(*(pass_ms / 1e3 * ratio for ratio in options.pass_ratio))
+    return emulated.EmulatedCase(
+        plans=make_plans(
+            options.schedules,
+            num_ranks,
+            num_microbatches,
+            lambda _, placement: emulated.costs_of(seconds, placement),
+            objective=objective,
+            remarks=remarks,
+        ),
+        peer_schedules=tuple(PEER_SCHEDULES) if options.peer == "torch" else (),
+        rank_seconds=seconds,
+        shape=(options.seq_length, options.micro_batch_size, options.hidden_size),
+        repeats=options.repeats,
+        in_a_row=in_a_row,
     )
 
 

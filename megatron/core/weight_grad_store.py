@@ -11,8 +11,7 @@ at once, so that fused and split backward run the same kernels in the same order
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +36,23 @@ class WeightGradTask(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+class _Deferring:
+    """The context of `WeightGradStore.defer`; a generator's would take twice as long per B."""
+
+    def __init__(self, store: WeightGradStore, microbatch: int) -> None:
+        self._store, self._microbatch = store, microbatch
+
+    def __enter__(self) -> None:
+        assert self._store._collecting is None, "a stage runs one B at a time"
+        self._store._collecting = []
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        tasks, self._store._collecting = self._store._collecting, None
+        if error_type is None:
+            assert tasks is not None
+            self._store._deferred[self._microbatch] = tasks
+
+
 class WeightGradStore:
     """The deferred weight-gradient work of one stage, keyed by micro-batch."""
 
@@ -51,17 +67,10 @@ class WeightGradStore:
         else:
             self._collecting.append(task)
 
-    @contextlib.contextmanager
-    def defer(self, microbatch: int) -> Iterator[None]:
-        """Within the block, keep what is put as the work of `microbatch`'s W."""
-        assert self._collecting is None, "a stage runs one B at a time"
+    def defer(self, microbatch: int) -> _Deferring:
+        """Within a block of it, what is put is kept as the work of `microbatch`'s W."""
         assert microbatch not in self._deferred, f"micro-batch {microbatch} already has had its B"
-        self._collecting = []
-        try:
-            yield
-            self._deferred[microbatch] = self._collecting
-        finally:
-            self._collecting = None
+        return _Deferring(self, microbatch)
 
     @torch.no_grad()  # the work adds to gradients; it is not itself to be differentiated
     def run(self, microbatch: int) -> list[str]:
@@ -96,7 +105,7 @@ def accumulate_linear_weight_grad(
     """
     inputs_2d = inputs.reshape(-1, inputs.shape[-1])
     grad_2d = grad_output.reshape(-1, grad_output.shape[-1])
-    grad = _gradient_of(target)
+    grad = gradient_of(target)
     if grad.dtype != inputs_2d.dtype:
         # The product is formed in the gradient's precision: rounding it to 16 bits first would
         # lose what fp32 accumulation is for.
@@ -108,12 +117,12 @@ def accumulate_embedding_weight_grad(
     target: torch.nn.Parameter | GradTarget, indices: torch.Tensor, grad_output: torch.Tensor
 ) -> None:
     """Add rows of `grad_output` (..., width) to the rows `indices` (...) of the gradient."""
-    grad = _gradient_of(target)
+    grad = gradient_of(target)
     rows = grad_output.reshape(-1, grad_output.shape[-1]).to(grad.dtype)
     grad.index_add_(0, indices.reshape(-1), rows)
 
 
-def _gradient_of(target: torch.nn.Parameter | GradTarget) -> torch.Tensor:
+def gradient_of(target: torch.nn.Parameter | GradTarget) -> torch.Tensor:
     """The tensor a gradient is added to: `main_grad` if a buffer gave one, else `.grad`."""
     main_grad = getattr(target, "main_grad", None)
     if main_grad is not None:

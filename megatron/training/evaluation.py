@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import ForwardStep
+from megatron.core.pipeline_parallel.zerobubble.runtime.executor import Validation
 from megatron.training.data import StageIterators
 from megatron.training.losses import LossMeter
 from megatron.training.model_setup import Trainer
@@ -71,8 +72,12 @@ def run_iteration(
     iterators: StageIterators,
     num_microbatches: int,
     forward_only: bool,
+    validation: Validation | None = None,
 ) -> list[dict[str, Any]]:
-    """One iteration of the plan; the micro-batches' loss dicts on the rank with the loss."""
+    """One iteration of the plan; the micro-batches' loss dicts on the rank with the loss.
+
+    `validation` checks the optimizer step before it.
+    """
     run = trainer.session.run
     return trainer.runtime(
         forward_step_func=forward_step,
@@ -82,4 +87,5 @@ def run_iteration(
         seq_length=run.model.seq_length,
         micro_batch_size=run.training.micro_batch_size,
         forward_only=forward_only,
+        validation=validation,
     )

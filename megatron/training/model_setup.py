@@ -16,7 +16,12 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import (
+    MegatronOptimizer,
+    OptimizerConfig,
+    PostValidation,
+    get_megatron_optimizer,
+)
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel.zerobubble.runtime.channels import PipelineGroups
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import StageCompute
@@ -46,6 +51,7 @@ class Trainer:
     optimizer: MegatronOptimizer
     scheduler: OptimizerParamScheduler
     parameter_counts: ParameterCounts  # of the whole model, as built
+    post_validation: PostValidation | None = None  # None: ranks meet at the optimizer step
 
     @property
     def model(self) -> list[DistributedDataParallel]:
@@ -72,7 +78,10 @@ def build_trainer(session: Session, model_provider: ModelProvider) -> Trainer:
         tensor_parallel_rank=session.groups.position.tp,
         group=session.groups.model,
     )
-    return Trainer(session, stages, runtime, optimizer, scheduler, counts)
+    early = None
+    if session.run.post_validation[0]:
+        early = _post_validation(session, runtime, optimizer)
+    return Trainer(session, stages, runtime, optimizer, scheduler, counts, early)
 
 
 def get_model(session: Session, model_provider: ModelProvider) -> list[StageCompute]:
@@ -197,6 +206,7 @@ def _build_runtime(session: Session, stages: list[StageCompute]) -> PipelineRunt
         pipeline_dtype=stages[0].module.config.pipeline_dtype,
         device=session.device.torch_device,
         data_parallel_size=groups.sizes.dp,
+        data_parallel_group=groups.dp,
         world_group=groups.world,
         overlap_grad_reduce=run.parallel.overlap_grad_reduce,
         per_token_loss=run.precision.calculate_per_token_loss,
@@ -210,9 +220,7 @@ def _finalizer(session: Session) -> Callable[..., None]:
     def finalize(
         model: list[DistributedDataParallel], num_tokens: torch.Tensor | None = None
     ) -> None:
-        finalize_model_grads(
-            model, num_tokens, embedding_group=groups.embedding, token_group=groups.world
-        )
+        finalize_model_grads(model, num_tokens, embedding_group=groups.embedding)
 
     return finalize
 
@@ -250,6 +258,15 @@ def _build_optimizer(session: Session, model: list[DistributedDataParallel]) -> 
         norm_group=groups.world if sharded else groups.model,
         data_parallel_group=groups.dp,
     )
+
+
+def _post_validation(
+    session: Session, runtime: PipelineRuntime, optimizer: MegatronOptimizer
+) -> PostValidation:
+    pipeline = runtime.groups.control
+    assert pipeline is not None, "post-validation is for pipelines"
+    sharded = session.run.optimizer.use_distributed_optimizer
+    return PostValidation(optimizer, pipeline, session.groups.dp if sharded else None)
 
 
 def _build_scheduler(session: Session, optimizer: MegatronOptimizer) -> OptimizerParamScheduler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -77,6 +78,7 @@ def _planner(run: RunConfig) -> Callable[[int], Plan]:
     if run.pending_backward_limit is not None:
         limits = (float(run.pending_backward_limit),) * num_ranks
 
+    @functools.cache  # a search takes seconds for many ranks, and several parts of a run ask
     def plan_for(num_microbatches: int) -> Plan:
         request = PlanRequest(
             num_ranks=num_ranks,

@@ -31,8 +31,13 @@ class PipelineTrace:
         self._iterations: dict[int, list[Executed]] = {}
 
     def record(self, iteration: int, executed: list[Executed]) -> None:
-        """Keep one iteration of this rank; older ones are dropped."""
-        self._iterations[iteration] = executed
+        """Keep one iteration of this rank; older ones are dropped.
+
+        Forwards that a wrong optimizer step made void ran twice (post-validation); the second run
+        is the one that the iteration goes on from.
+        """
+        latest = {item.instruction: item for item in executed}
+        self._iterations[iteration] = sorted(latest.values(), key=lambda item: item.start)
         self._iterations.pop(iteration - _KEPT_ITERATIONS, None)
 
     def write(self) -> None:

@@ -122,6 +122,7 @@ def _log_start(trainer: Trainer) -> None:
         logger.info("kernel: %s: %s", part, choice)
     _log_split(trainer)
     if trainer.session.groups.sizes.pp > 1:
+        _log_post_validation(trainer)
         _log_prediction(trainer)
     if trainer.session.run.logging.log_throughput:
         logger.info("%s", throughput_notice("causal", trainer.session.model_sizes))
@@ -131,7 +132,7 @@ def _log_split(trainer: Trainer) -> None:
     """How many weight gradients each stage's B leaves for its W, and what cannot be split."""
     session = trainer.session
     mine = [
-        (stage.context.stage, stage.num_deferred, parameters_not_split(stage.module))
+        (stage.context.stage, stage.num_deferred, _names_not_split(stage.module.module))
         for stage in trainer.stages
     ]
     gathered = [mine]
@@ -151,6 +152,33 @@ def _log_split(trainer: Trainer) -> None:
                 stage,
                 ", ".join(unsplit),
             )
+
+
+def _names_not_split(module: Any) -> list[str]:
+    return [module.global_parameter_name(name) for name in parameters_not_split(module)]
+
+
+def _log_post_validation(trainer: Trainer) -> None:
+    """Whether ranks meet at the optimizer step, why, and what it takes (rank 0)."""
+    session = trainer.session
+    on, why = session.run.post_validation
+    if trainer.post_validation is None:
+        logger.info("optimizer post-validation: %s (%s)", "on" if on else "off", why)
+        return
+    logger.info(
+        "optimizer post-validation: on (%s); between a step and its validation, copies for an "
+        "exact rollback take %.1f MB on this rank, %.0f bytes per parameter it steps",
+        why,
+        trainer.post_validation.undo_bytes / 2**20,
+        trainer.post_validation.undo_bytes_per_parameter,
+    )
+    tied = not session.run.model.untie_embeddings_and_output_weights
+    if tied and session.groups.embedding is not None and session.pipeline.loss_rank != 0:
+        logger.warning(
+            "the embedding and the output layer are tied and on different ranks: these two still "
+            "meet at every step, which takes most of the gain of post-validation away; "
+            "--untie-embeddings-and-output-weights or a V schedule avoids it"
+        )
 
 
 def _log_prediction(trainer: Trainer) -> None:

@@ -340,6 +340,16 @@ def saved_activations_can_be_sharded(run: RunConfig) -> str | None:
     return None
 
 
+def early_step_needs_no_meeting(run: RunConfig) -> str | None:
+    flag = run.post_validation_needs
+    if flag is None or not run.zero_bubble.enable_optimizer_post_validation:
+        return None
+    return (
+        f"--enable-optimizer-post-validation excludes {flag}, which makes ranks meet at every "
+        "optimizer step; drop one"
+    )
+
+
 def deterministic_excludes_fused_loss(run: RunConfig) -> str | None:
     if run.fusion.deterministic_mode and run.unused.get("cross_entropy_loss_fusion"):
         return "--deterministic-mode excludes --cross-entropy-loss-fusion; drop one"
@@ -373,6 +383,7 @@ RULES: tuple[Rule, ...] = (
     fp32_residual_needs_16_bits,
     fp16_loss_needs_fp16,
     saved_activations_can_be_sharded,
+    early_step_needs_no_meeting,
     deterministic_excludes_fused_loss,
     progress_needs_a_directory,
 )

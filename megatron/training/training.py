@@ -5,21 +5,23 @@ from __future__ import annotations
 import gc
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
 
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import ForwardStep
+from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import Op
 from megatron.training.banner import datetime_line
 from megatron.training.checkpointing import Checkpointer
+from megatron.training.config import RunConfig
 from megatron.training.data import DatasetProvider, RunData, StageIterators, build_run_data
 from megatron.training.evaluation import evaluate_and_report, run_iteration
 from megatron.training.exit_conditions import ExitConditions
 from megatron.training.initialize import initialize_megatron
 from megatron.training.losses import LossMeter
 from megatron.training.model_setup import ModelProvider, Trainer, build_trainer
+from megatron.training.optimizer_steps import OptimizerSteps
 from megatron.training.progress import ProgressFile
 from megatron.training.reporting import Reporting, open_reporting
 from megatron.training.session import TrainState
@@ -90,16 +92,18 @@ def train(
         profiler = StepProfiler(trainer.session)
         stack.callback(profiler.stop)
         reporting.log.start()
+        steps = OptimizerSteps(trainer, reporting.record_step)
         while state.iteration < run.train_iters:
             assert data.train is not None, "training without a training set"
-            _change_batch_size(trainer, state, checkpointer, reporting)
+            _change_batch_size(trainer, state, checkpointer, reporting, steps)
             profiler.before_iteration(state.iteration + 1)
-            report = train_step(trainer, forward_step, data.train, state)
-            reporting.record_step(report, trainer.runtime.times.executed)
+            meet = _ranks_meet(run, data, state)
+            report = train_step(trainer, forward_step, data.train, state, steps, meet=meet)
             checkpointer.poll()
             _stop_on_bad_loss(trainer, report)
             evaluate_now = _evaluation_is_due(trainer, data, state)
             if evaluate_now:
+                steps.settle_now()
                 with reporting.log.pause():
                     assert data.valid is not None
                     prefix = f"iteration {state.iteration}"
@@ -109,63 +113,87 @@ def train(
             _collect_garbage(trainer, state, evaluated=evaluate_now)
             reason = conditions.reason_to_exit(state.iteration)
             if reason is not None or _save_is_due(trainer, state):
+                steps.settle_now()
                 with reporting.log.pause():
                     checkpointer.save(state)
             if reason is not None:
                 checkpointer.finish()
                 logger.info("%s", datetime_line(f"exiting program {reason}", datetime.now()))
                 return True
+        steps.settle_now()
         _log_time("after training is done")
         checkpointer.save(state)
     return False
 
 
 def train_step(
-    trainer: Trainer, forward_step: ForwardStep, iterators: StageIterators, state: TrainState
+    trainer: Trainer,
+    forward_step: ForwardStep,
+    iterators: StageIterators,
+    state: TrainState,
+    steps: OptimizerSteps | None = None,
+    *,
+    meet: bool = True,
 ) -> StepReport:
-    """One iteration: the plan, the optimizer, the learning rate. Advances `state`."""
-    session, optimizer = trainer.session, trainer.optimizer
+    """One iteration: the plan, the optimizer, the learning rate. Advances `state`.
+
+    `meet`: ranks meet at the optimizer step. Otherwise, with post-validation, `steps` settles it
+    later, and the report lacks what is known only then.
+    """
+    session = trainer.session
+    steps = steps or OptimizerSteps(trainer)
     for stage in trainer.stages:
         stage.context.random.iteration = state.iteration
-    optimizer.zero_grad()
+    if steps.validation is None:  # otherwise the last step still needs its gradients
+        trainer.optimizer.zero_grad()
     timers, barrier = session.timers, session.run.logging.barrier_with_L1_time
     timers("forward-backward", log_level=1).start(barrier=barrier)
     reported = run_iteration(
-        trainer, forward_step, iterators, session.microbatches.get(), forward_only=False
+        trainer,
+        forward_step,
+        iterators,
+        session.microbatches.get(),
+        forward_only=False,
+        validation=steps.validation,
     )
     timers("forward-backward").stop()
     batch = session.microbatches.current_global_batch_size
-    timers("optimizer", log_level=1).start(barrier=barrier)
-    start = time.perf_counter()
-    result = optimizer.step()
-    optimizer_s = time.perf_counter() - start
-    timers("optimizer").stop()
-    if result.applied:
-        trainer.scheduler.step(batch)
     state.iteration += 1
     state.consumed_train_samples += batch
     state.floating_point_operations += session.flops_per_sample * batch
     meter = LossMeter(session.groups.dp)
     meter.add(reported)
-    return StepReport(
+    report = StepReport(
         iteration=state.iteration,
         consumed_samples=state.consumed_train_samples,
         skipped_samples=state.skipped_train_samples,
         losses=meter.means(),
-        learning_rate=_learning_rate(trainer, decoupled=False),
-        decoupled_learning_rate=_learning_rate(trainer, decoupled=True),
+        learning_rate=None,
         global_batch_size=batch,
-        loss_scale=optimizer.get_loss_scale(),
-        grad_norm=result.grad_norm if result.applied else None,
-        num_zeros=result.num_zeros,
-        params_norm=_params_norm(trainer),
-        skipped=not result.applied,
-        timings_ms=_timings_ms(trainer, iterators, optimizer_s),
+        timings_ms=_timings_ms(trainer, iterators),
     )
+    timers("optimizer", log_level=1).start(barrier=barrier)
+    report = steps.step(report, trainer.runtime.times.executed, meet=meet)
+    timers("optimizer").stop()
+    return report
+
+
+def _ranks_meet(run: RunConfig, data: RunData, state: TrainState) -> bool:
+    """Whether the iteration that comes is followed by something else than another one."""
+    coming = state.iteration + 1
+    intervals = [run.checkpoint.save_interval, run.training.exit_interval]
+    if data.valid is not None and run.validation.eval_iters > 0:
+        intervals.append(run.validation.eval_interval)
+    due = any(interval and coming % interval == 0 for interval in intervals)
+    return due or coming == run.train_iters
 
 
 def _change_batch_size(
-    trainer: Trainer, state: TrainState, checkpointer: Checkpointer, reporting: Reporting
+    trainer: Trainer,
+    state: TrainState,
+    checkpointer: Checkpointer,
+    reporting: Reporting,
+    steps: OptimizerSteps,
 ) -> None:
     """Let a ramp-up change the batch size; what was reached before is saved."""
     microbatches = trainer.session.microbatches
@@ -177,6 +205,7 @@ def _change_batch_size(
             microbatches.current_global_batch_size,
             state.iteration,
         )
+        steps.settle_now()
         with reporting.log.pause():
             checkpointer.save(state)
 
@@ -222,28 +251,15 @@ def _evaluate_at_end(
             )
 
 
-def _learning_rate(trainer: Trainer, *, decoupled: bool) -> float | None:
-    for group in trainer.optimizer.param_groups:
-        if bool(group.get("is_decoupled_lr")) == decoupled:
-            return group["lr"]
-    return None if decoupled else trainer.scheduler.get_lr({})
-
-
-def _params_norm(trainer: Trainer) -> float | None:
-    if not trainer.session.run.logging.log_params_norm:
-        return None
-    return trainer.optimizer.params_norm()
-
-
-def _timings_ms(
-    trainer: Trainer, iterators: StageIterators, optimizer_s: float
-) -> dict[str, float]:
+def _timings_ms(trainer: Trainer, iterators: StageIterators) -> dict[str, float]:
     """What this rank's host time of the iteration went into."""
     times = trainer.runtime.times
-    timings = {f"compute {op.value}": 1e3 * spent for op, spent in times.compute.items()}
+    timings = {
+        "optimizer validation" if op is Op.PV else f"compute {op.value}": 1e3 * spent
+        for op, spent in times.compute.items()
+    }
     timings["waiting"] = 1e3 * times.waiting
     timings["communication"] = 1e3 * times.communication
-    timings["optimizer"] = 1e3 * optimizer_s
     timings["data"] = 1e3 * sum(i.take_waited_s() for i in iterators if i is not None)
     return timings
 

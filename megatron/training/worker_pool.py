@@ -18,7 +18,7 @@ import pathlib
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
@@ -45,11 +45,14 @@ class RankFailure(RuntimeError):
 
 
 class WorkerPool:
-    """Up to `limit` worker processes, started when first needed."""
+    """Up to `limit` worker processes, started when first needed.
 
-    def __init__(self, limit: int = 8) -> None:
+    Workers have imported torch, the model and `preload` before they start.
+    """
+
+    def __init__(self, limit: int = 8, *, preload: Sequence[str] = ()) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOAD)
+        self._context.set_forkserver_preload([*_PRELOAD, *preload])
         self._limit = limit
         self._workers: list[tuple[Any, Connection]] = []
 

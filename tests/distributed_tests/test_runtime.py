@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.pipeline_parallel.zerobubble.runtime.channels import PipelineGroups
+from megatron.core.pipeline_parallel.zerobubble.runtime.channels import Channels, PipelineGroups
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import StageCompute
 from megatron.core.pipeline_parallel.zerobubble.runtime.pipeline_runtime import PipelineRuntime
 from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import (
@@ -140,26 +140,35 @@ def _run_all(plans: list[Plan], seed: int | None) -> list[tuple[list[float], dic
         return [_run(plan, check_identity=seed is not None) for plan in plans]
 
 
+_DELAYED = {
+    StageCompute: ("forward", "input_backward", "weight_backward", "full_backward"),
+    Channels: ("post_receive", "wait_receive", "send"),
+}
+
+
 @contextlib.contextmanager
 def _delays(seed: int | None) -> Iterator[None]:
-    """Sleep up to 3 ms before each pass of a stage, at random: interleaving must not matter."""
+    """Sleep at random before each pass and each end of a message: interleaving must not matter.
+
+    Every other time, by chance, up to 3 ms; else not at all.
+    """
     if seed is None:
         yield
         return
-    chance = random.Random(seed + dist.get_rank())
+    chance = random.Random(f"{seed} {dist.get_rank()}")
 
     def delayed(function: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            time.sleep(chance.random() * 0.003)
+            time.sleep(max(0.0, chance.uniform(-0.003, 0.003)))
             return function(*args, **kwargs)
 
         return wrapper
 
-    passes = ("forward", "input_backward", "weight_backward", "full_backward")
     with contextlib.ExitStack() as patches:
-        for name in passes:
-            patch = mock.patch.object(StageCompute, name, delayed(getattr(StageCompute, name)))
-            patches.enter_context(patch)
+        for owner, names in _DELAYED.items():
+            for name in names:
+                patch = mock.patch.object(owner, name, delayed(getattr(owner, name)))
+                patches.enter_context(patch)
         yield
 
 

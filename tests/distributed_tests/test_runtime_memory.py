@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import Any
 from unittest import mock
@@ -11,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megatron.core.pipeline_parallel.zerobubble.runtime.compute import StageCompute
 from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
 from megatron.core.pipeline_parallel.zerobubble.scheduler.plan import Plan
 from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import (
@@ -21,6 +19,7 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import (
 from megatron.core.pipeline_parallel.zerobubble.scheduler.request import PlanRequest
 from megatron.core.pipeline_parallel.zerobubble.scheduler.simulate import simulate
 from tests.distributed_tests import test_runtime as toy
+from tests.worker_pool import RankFailure
 
 
 def _peaks_while_running(plans: list[Plan]) -> list[tuple[int, int]]:
@@ -46,8 +45,7 @@ def _peak(plan: Plan) -> tuple[int, int]:
         return output
 
     with mock.patch.object(toy._Layer, "forward", counted):
-        toy._run(plan)
-    gc.collect()
+        toy._run(plan)  # nothing waits for the garbage collector
     return peak, sum(ref() is not None for ref in alive)
 
 
@@ -87,33 +85,7 @@ def test_peaks_do_not_grow_with_the_number_of_micro_batches(pool: Any) -> None:
             assert results[index + len(few)][0] <= results[index][0], name
 
 
-def _executed(plan: Plan) -> list[str]:
-    """The passes this rank really ran, in order."""
-    ran: list[str] = []
-
-    def noting(op: str, function: Any) -> Any:
-        def wrapper(self: StageCompute, microbatch: int, *args: Any, **kwargs: Any) -> Any:
-            ran.append(f"{self.context.stage}{op}{microbatch}")
-            return function(self, microbatch, *args, **kwargs)
-
-        return wrapper
-
-    names = {"forward": "F", "input_backward": "B", "weight_backward": "W", "full_backward": "BW"}
-    patches = {name: noting(op, getattr(StageCompute, name)) for name, op in names.items()}
-    with mock.patch.multiple(StageCompute, **patches):
-        toy._run(plan)
-    return ran[: len(ran) // 2]  # of the first of two iterations
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("schedule", list(SCHEDULES))
-def test_what_runs_is_the_plan(pool: Any, schedule: str) -> None:
-    plan = plan_schedule(schedule, PlanRequest(num_ranks=4, num_microbatches=6))
-    for program, ran in zip(plan.programs, pool.run(4, _executed, plan), strict=True):
-        assert ran == [str(instruction) for instruction in program]
-
-
-def _silent_layer(names: str) -> str:
+def _silent_layer(name: str) -> None:
     """Run zb-h1 on a model whose stage 1 has a layer that its forward does not use."""
     plan = plan_schedule("zb-h1", PlanRequest(num_ranks=2, num_microbatches=2))
     original = toy._Layer.__init__
@@ -121,18 +93,18 @@ def _silent_layer(names: str) -> str:
     def with_unused(self: Any, context: Any) -> None:
         original(self, context)
         self.unused = torch.nn.Linear(2, 2)
-        self.unused.layer_name = names
+        self.unused.layer_name = name
 
     if dist.get_rank() == 1:
         with mock.patch.object(toy._Layer, "__init__", with_unused):
             toy._run(plan)
     else:
         toy._run(plan)
-    return "ran"
 
 
 def test_a_layer_that_queues_no_weight_gradient_is_named(pool: Any) -> None:
-    layer = "decoder.layers.7.unused"
-    results = pool.run(2, _silent_layer, layer, must_succeed=False, timeout_s=10)
-    assert "B of stage 1, micro-batch 0 left no weight gradient" in results[1]
-    assert "from decoder.layers.7.unused" in results[1]
+    with pytest.raises(RankFailure) as caught:
+        pool.run(2, _silent_layer, "decoder.layers.7.unused")
+    said = str(caught.value)
+    assert "B of stage 1, micro-batch 0 left no weight gradient" in said
+    assert "from decoder.layers.7.unused" in said

@@ -25,7 +25,7 @@ class Case(NamedTuple):
 
     @property
     def model(self) -> str:
-        num_layers = 16 if self.p == 8 else 8
+        num_layers = {2: 4, 3: 8, 4: 8, 8: 16}[self.p]
         return (
             f"{LLAMA if self.architecture == 'llama' else GPT} --num-layers {num_layers} "
             f"--global-batch-size {2 * self.m} {'' if self.tied else UNTIED} "
@@ -86,6 +86,21 @@ def check(pool: Any, cases: list[Case]) -> None:
             assert_same([rank[index] for rank in per_rank], reference[case.model], str(case))
 
 
+def test_the_cases_cover() -> None:
+    """Each schedule meets every p, few and many micro-batches, and every pair of model options."""
+    options = ("architecture", "tied", "dtype", "dropout")
+    for schedule in SCHEDULES:
+        cases = [case for case in covering_cases() if case.schedule == schedule]
+        assert {case.p for case in cases} == {2, 3, 4}
+        assert any(case.m < case.p for case in cases) and any(case.m > case.p for case in cases)
+        for pair in itertools.combinations(options, 2):
+            met = {tuple(getattr(case, option) for option in pair) for case in cases}
+            assert len(met) == 4, f"{schedule}: {pair}"
+    for p, counts in _MICROBATCHES.items():
+        met_counts = {case.m for case in covering_cases() if case.p == p}
+        assert p == 8 or met_counts == set(counts)
+
+
 @pytest.mark.timeout(900)
 def test_every_schedule_trains_like_one_process(pool: Any) -> None:
     check(pool, covering_cases())
@@ -93,26 +108,41 @@ def test_every_schedule_trains_like_one_process(pool: Any) -> None:
 
 @pytest.mark.timeout(300)
 def test_eight_ranks(pool: Any) -> None:
-    schedules = [s for s in ("1f1b", "zb-h2", "zb-v", "v-half") if s in SCHEDULES]
-    check(pool, [Case(s, 8, 4, "llama", True, "fp32", 0.1) for s in schedules])
+    models = itertools.cycle(_FEW_MODELS)
+    check(pool, [Case(schedule, 8, 4, *next(models)) for schedule in SCHEDULES])
+
+
+def _check_splits(pool: Any, model: str, p: int, splits: dict[str, str]) -> None:
+    """Every schedule on p ranks, with layers split by the flags given for its placement."""
+    single = pool.run(1, train_cases, [model], timeout_s=60)[0][0]
+    commands = [
+        f"{model} --pipeline-model-parallel-size {p} --pipeline-schedule {name} "
+        f"{splits[schedule.placement]}"
+        for name, schedule in SCHEDULES.items()
+    ]
+    per_rank = pool.run(p, train_cases, commands, timeout_s=120)
+    for index, command in enumerate(commands):
+        assert_same([rank[index] for rank in per_rank], single, command)
 
 
 @pytest.mark.timeout(300)
 def test_uneven_layers_by_list(pool: Any) -> None:
-    """Layers per stage as the user lists them, an empty middle stage among them."""
-    model = f"{GPT} --num-layers 8 --global-batch-size 8"
-    single = pool.run(1, train_cases, [model], timeout_s=60)[0][0]
-    for schedule, counts in (
-        ("zb-h1", "5 3"),
-        ("dualpipe-v", "1 4 0 3"),
-        ("interleaved", "3 1 2 2"),
-    ):
-        command = (
-            f"{model} --pipeline-model-parallel-size 2 --pipeline-schedule {schedule} "
-            f"--num-layers-per-stage {counts}"
-        )
-        piped = [rank[0] for rank in pool.run(2, train_cases, [command], timeout_s=60)]
-        assert_same(piped, single, f"{schedule} {counts}")
+    """Layers per stage as the user lists them, empty stages in the middle and at an end too."""
+    list_of = "--num-layers-per-stage"
+    splits = {
+        "plain": f"{list_of} 5 1",
+        "looped": f"{list_of} 3 0 1 2",
+        "v": f"{list_of} 1 4 0 1",
+    }
+    _check_splits(pool, f"{GPT} --num-layers 6 --global-batch-size 8", 2, splits)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("p", "num_layers"), [(3, 7), (4, 6)])
+def test_two_layers_fewer_than_a_multiple_of_the_ranks(pool: Any, p: int, num_layers: int) -> None:
+    """k p - 2 layers, so that the stages with the embedding and the head have one less."""
+    padded = dict.fromkeys(("plain", "looped", "v"), "--allow-padding-num-layers")
+    _check_splits(pool, f"{LLAMA} --num-layers {num_layers} --global-batch-size 6", p, padded)
 
 
 @pytest.mark.grid

@@ -20,20 +20,16 @@ def finalize_model_grads(
     num_tokens: torch.Tensor | None = None,
     *,
     embedding_group: dist.ProcessGroup | None = None,
-    token_group: dist.ProcessGroup | None = None,
 ) -> None:
     """Complete the gradients of this rank's stages.
 
     `embedding_group` joins the two ranks that hold a tied embedding and its head when they
-    differ. `num_tokens` (per-token mode) is this rank's count, zero where there is no loss; it is
-    summed over `token_group` (pipeline and data parallel).
+    differ. `num_tokens` (per-token mode) is the global batch's count.
     """
     _sum_tied_uses(model, embedding_group)
     for chunk in model:
         chunk.finish_grad_sync()
     if num_tokens is not None:
-        if token_group is not None:
-            dist.all_reduce(num_tokens, group=token_group)
         scale = 1.0 / max(1, int(num_tokens))
         for chunk in model:
             for buffer in chunk.buffers_with_grads:

@@ -2,5 +2,12 @@
 
 from .optimizer import MegatronOptimizer, StepResult, get_megatron_optimizer
 from .optimizer_config import OptimizerConfig
+from .post_validation import PostValidation
 
-__all__ = ["MegatronOptimizer", "OptimizerConfig", "StepResult", "get_megatron_optimizer"]
+__all__ = [
+    "MegatronOptimizer",
+    "OptimizerConfig",
+    "PostValidation",
+    "StepResult",
+    "get_megatron_optimizer",
+]

@@ -61,13 +61,18 @@ class GradNorm:
         """The squared norms of all ranks."""
         if self._group is None or dist.get_world_size(self._group) == 1:
             return squared
-        on_device = squared.to(self._communication_device())
+        on_device = squared.to(self.communication_device)
         dist.all_reduce(on_device, group=self._group)
         return on_device.cpu()
 
     def __call__(self, slices_of: SlicesOf = grad_slices) -> float:
         """The global norm; not finite when any gradient is not."""
-        return float(self.all_reduce(self.squared_norms(slices_of)).sum().sqrt())
+        return self.total(self.all_reduce(self.squared_norms(slices_of)))
+
+    @staticmethod
+    def total(squared: torch.Tensor) -> float:
+        """The norm of the squared norms in `squared`: added up in one order on every rank."""
+        return float(squared.sum().sqrt())
 
     def _all_names(self) -> list[str]:
         mine = [entry.name for entry in self._entries]
@@ -77,5 +82,7 @@ class GradNorm:
             dist.all_gather_object(gathered, mine, group=self._group)
         return sorted({name for names in gathered for name in names}, key=global_order)
 
-    def _communication_device(self) -> torch.device:
+    @property
+    def communication_device(self) -> torch.device:
+        """Where this rank's part is, for collectives of the device's backend."""
         return self._entries[0].main.device if self._entries else torch.device("cpu")

@@ -25,6 +25,7 @@ class StepResult(NamedTuple):
     applied: bool  # False: skipped on all ranks because a gradient was not finite
     grad_norm: float  # before clipping
     num_zeros: int | None
+    rolled_back: bool = False  # post-validation found the early step wrong
 
 
 class MegatronOptimizer:
@@ -77,16 +78,27 @@ class MegatronOptimizer:
     @torch.no_grad()
     def step(self) -> StepResult:
         """One step on complete main gradients, or a skip on all ranks if one is not finite."""
-        self._unscale()
-        norm = self.grad_norm()
+        self.unscale()
+        return self.step_with_norm(self.grad_norm())
+
+    @torch.no_grad()
+    def step_with_norm(self, norm: float) -> StepResult:
+        """What is left of a step once gradients are unscaled and their global norm is known."""
         applied = math.isfinite(norm)
         self.grad_scaler.update(found_inf=not applied)
         if not applied:
             return StepResult(False, norm, None)
         num_zeros = self._count_zeros() if self.config.log_num_zeros_in_grad else None
-        self._clip(norm)
-        self._step_and_write_back()
+        coefficient = self.clip_coefficient(norm)
+        if coefficient < 1.0:
+            for entry in self.entries:
+                entry.grad.mul_(coefficient)
+        self.step_unclipped()
         return StepResult(True, norm, num_zeros)
+
+    def clip_coefficient(self, norm: float) -> float:
+        """What gradients of this global norm are multiplied by; 1 or above: they are left alone."""
+        return self.config.clip_grad / (norm + 1.0e-6) if self.config.clip_grad > 0 else 1.0
 
     @torch.no_grad()
     def params_norm(self) -> float:
@@ -104,21 +116,16 @@ class MegatronOptimizer:
             entry.copy_main_to_parameter()
         self._gather_parameters()
 
-    def _unscale(self) -> None:
+    def unscale(self) -> None:
+        """Take the loss scale out of the main gradients."""
         if self.grad_scaler.scale != 1.0:
             factor = 1.0 / self.grad_scaler.scale
             for entry in self.entries:
                 entry.grad.mul_(factor)
 
-    def _clip(self, norm: float) -> None:
-        if self.config.clip_grad <= 0:
-            return
-        coefficient = self.config.clip_grad / (norm + 1.0e-6)
-        if coefficient < 1.0:
-            for entry in self.entries:
-                entry.grad.mul_(coefficient)
-
-    def _step_and_write_back(self) -> None:
+    @torch.no_grad()
+    def step_unclipped(self) -> None:
+        """Step on the main gradients as they are, and give the model the result."""
         for entry in self.entries:
             entry.main.grad = entry.grad
         self.inner.step()

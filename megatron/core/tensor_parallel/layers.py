@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional
 
+from megatron.core.fused_weight_grad import Accumulation, linear_accumulation
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.stage_context import StageContext
 from megatron.core.weight_grad_store import (
     GradTarget,
     WeightGradTask,
     accumulate_embedding_weight_grad,
-    accumulate_linear_weight_grad,
 )
 
 InitMethod = Callable[[torch.Tensor], Any]
@@ -63,10 +63,11 @@ class _SplitLinear(torch.autograd.Function):
         target: torch.nn.Parameter | GradTarget,
         layer_name: str,
         store: TaskSink,
+        accumulate: Accumulation,
     ) -> torch.Tensor:
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x if needs_weight else None, weight if needs_input else None)
-        ctx.weight_grad = (target, layer_name, store)
+        ctx.weight_grad = (target, layer_name, store, accumulate)
         return functional.linear(x, weight, bias)
 
     @staticmethod
@@ -76,11 +77,11 @@ class _SplitLinear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.shape[-1])
         grad_input = rows.mm(weight).view(*grad.shape[:-1], -1) if needs_input else None
         if needs_weight:
-            target, layer_name, store = ctx.weight_grad
+            target, layer_name, store, accumulate = ctx.weight_grad
             # Detached: with its history, x would keep the autograd graph alive until W.
             arguments = (target, x.detach(), rows)
-            store.put(WeightGradTask(layer_name, accumulate_linear_weight_grad, arguments))
-        return grad_input, None, rows.sum(0) if needs_bias else None, None, None, None
+            store.put(WeightGradTask(layer_name, accumulate, arguments))
+        return grad_input, None, rows.sum(0) if needs_bias else None, None, None, None, None
 
 
 class _SplitEmbedding(torch.autograd.Function):
@@ -187,17 +188,19 @@ class _ParallelLinear(_SplitLayer):
     bias: torch.nn.Parameter | None
     skip_bias_add: bool
 
+    def __init__(self, config: ModelParallelConfig, stage: StageContext | None) -> None:
+        super().__init__(config, stage)
+        self._accumulate = linear_accumulation(allow_fused=config.gradient_accumulation_fusion)
+
     def _apply_linear(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
         target: torch.nn.Parameter | GradTarget,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self.skip_bias_add:
-            y = _SplitLinear.apply(x, weight, None, target, self.layer_name, self._sink)
-            return y, self.bias
-        y = _SplitLinear.apply(x, weight, self.bias, target, self.layer_name, self._sink)
-        return y, None
+        added, returned = (None, self.bias) if self.skip_bias_add else (self.bias, None)
+        where = (target, self.layer_name, self._sink, self._accumulate)
+        return _SplitLinear.apply(x, weight, added, *where), returned
 
 
 class ColumnParallelLinear(_ParallelLinear):

@@ -7,6 +7,7 @@ import importlib.util
 import torch
 
 from megatron.core.device import Device
+from megatron.core.fused_weight_grad import EXTENSION, find_extension
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 # What torch._fused_sdp_choice answers (torch.nn.attention.SDPBackend).
@@ -24,7 +25,7 @@ def kernel_choices(config: TransformerConfig, device: Device) -> dict[str, str]:
         "attention": _attention(config, device),
         "norm": _norm(config, device),
         "linear": _linear(),
-        "weight gradient": _weight_gradient(config),
+        "weight gradient": _weight_gradient(config, device),
     }
 
 
@@ -77,10 +78,13 @@ def _linear() -> str:
     return "torch, split backward (transformer_engine is installed, but has no adapter here)"
 
 
-def _weight_gradient(config: TransformerConfig) -> str:
+def _weight_gradient(config: TransformerConfig, device: Device) -> str:
     kernel = "torch addmm into the gradient buffer"
     if not config.gradient_accumulation_fusion:
         return f"{kernel} (gradient_accumulation_fusion is off)"
-    if importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is None:
-        return f"{kernel} (NVIDIA apex's fused_weight_gradient_mlp_cuda is not installed)"
-    return f"{kernel} (NVIDIA apex's kernel is installed, but has no adapter here)"
+    extension = find_extension()
+    if extension.module is None:
+        return f"{kernel} ({extension.problem})"
+    if not device.is_cuda:
+        return f"{kernel} (NVIDIA apex's {EXTENSION} needs CUDA)"
+    return f"NVIDIA apex's {EXTENSION}, into the gradient buffer"

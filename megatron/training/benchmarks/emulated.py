@@ -20,6 +20,7 @@ import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.pipeline_parallel.zerobubble.runtime.channels import PipelineGroups
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import StageCompute
+from megatron.core.pipeline_parallel.zerobubble.runtime.executor import Validation
 from megatron.core.pipeline_parallel.zerobubble.runtime.pipeline_runtime import PipelineRuntime
 from megatron.core.pipeline_parallel.zerobubble.scheduler.costs import Costs
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
@@ -116,36 +117,40 @@ class RankResult(NamedTuple):
 def run_case(case: EmulatedCase) -> RankResult:
     """Measure one case; runs on each of its ranks, over the default group."""
     sharpen_sleep()
-    contestants = [_our_contestant(plan, case) for plan in case.plans]
-    peer_plans, refusals = {}, {}
-    for plan in case.plans:
-        if plan.schedule not in case.peer_schedules:
-            continue
-        try:
-            peer = _peer_schedule(plan, case)
-        except ValueError as error:
-            refusals[plan.schedule] = str(error)
-            continue
-        peer_plans[plan.schedule] = torch_peer.executed_plan(peer, plan)
-        contestants.append(_peer_contestant(plan, peer, case))
+    peers = peers_of(case)
+    ours = [Contestant(plan.schedule, OurPipeline(plan, case)) for plan in case.plans]
     overshoot = sleep_overshoot_s()
     transfer = transfer_s(case.shape, torch.float32)
-    times = measure(contestants, repeats=case.repeats, in_a_row=case.in_a_row)
-    return RankResult(times, overshoot, transfer, peer_plans, refusals)
+    times = measure([*ours, *peers.contestants], repeats=case.repeats, in_a_row=case.in_a_row)
+    return RankResult(times, overshoot, transfer, peers.plans, peers.refusals)
 
 
 class EmulatedStage(torch.nn.Module):
     """A stage whose passes take `seconds`, whatever the host does meanwhile.
 
-    `sink` takes the weight gradient's task, as from any layer that can split its backward.
+    `sink` takes the weight gradient's task, as from any layer that can split its backward. The
+    gradient of `anchor`, its only parameter, stays zero unless `trained`: then every W adds 1.
     """
 
-    def __init__(self, seconds: PassSeconds, sink: Any, *, is_last: bool) -> None:
+    def __init__(
+        self,
+        seconds: PassSeconds,
+        sink: Any,
+        *,
+        is_last: bool,
+        stage: int = 0,
+        trained: bool = False,
+    ) -> None:
         super().__init__()
         self.seconds, self.sink, self.is_last = seconds, sink, is_last
+        self.stage, self.trained = stage, trained
         # Gives the first stage's output, whose input has no gradient, a graph.
         self.anchor = torch.nn.Parameter(torch.zeros(1))
         self._input: torch.Tensor | None = None
+
+    def global_parameter_name(self, name: str) -> str:
+        """Unlike any other stage's, as the optimizer wants it."""
+        return f"stages.{self.stage}.{name}"
 
     def set_input_tensor(self, tensor: torch.Tensor | None) -> None:
         self._input = tensor
@@ -174,13 +179,18 @@ class _Passes(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad_input = x.clone() if ctx.needs_input_grad[0] else None
         sleep_until(end)
-        task = WeightGradTask("emulated", _weight_pass, (ctx.stage.seconds.weight_grad,))
-        ctx.stage.sink.put(task)
+        stage = ctx.stage
+        main_grad = stage.anchor.main_grad if stage.trained else None
+        arguments = (stage.seconds.weight_grad, main_grad)
+        stage.sink.put(WeightGradTask("emulated", _weight_pass, arguments))
         return grad_input, None, None
 
 
-def _weight_pass(length_s: float) -> None:
-    sleep_until(time.perf_counter() + length_s)
+def _weight_pass(length_s: float, main_grad: torch.Tensor | None) -> None:
+    end = time.perf_counter() + length_s
+    if main_grad is not None:
+        main_grad += 1.0
+    sleep_until(end)
 
 
 def _seconds_of_stage(case: EmulatedCase, plan: Plan, stage: int) -> PassSeconds:
@@ -188,39 +198,54 @@ def _seconds_of_stage(case: EmulatedCase, plan: Plan, stage: int) -> PassSeconds
     return case.rank_seconds.per_chunk(len(held))
 
 
-def _our_contestant(plan: Plan, case: EmulatedCase) -> Contestant:
-    runtime_stages = []
-    for stage in plan.placement.stages_by_rank[dist.get_rank()]:
-        context = StageContext(stage=stage, num_stages=plan.placement.num_stages)
-        seconds = _seconds_of_stage(case, plan, stage)
-        module = EmulatedStage(seconds, context.store, is_last=context.is_last)
-        wrapped = DistributedDataParallel(
-            SimpleNamespace(), DistributedDataParallelConfig(), module
-        )
-        runtime_stages.append(StageCompute(wrapped, context))
-    sequence, micro_batch, hidden = case.shape
-    runtime = PipelineRuntime(
-        stages=runtime_stages,
-        groups=PipelineGroups(dist.group.WORLD),
-        plan_for=lambda m: plan,
-        hidden_size=hidden,
-        pipeline_dtype=torch.float32,
-        device=torch.device("cpu"),
-        world_group=dist.group.WORLD,
-    )
-    batch = itertools.repeat(torch.zeros(case.shape))
+class OurPipeline:
+    """This rank's part of a plan on our runtime; called, it runs one iteration."""
 
-    def step() -> None:
-        runtime(
+    def __init__(self, plan: Plan, case: EmulatedCase, *, trained: bool = False) -> None:
+        self._plan, self._shape = plan, case.shape
+        self._stages = [
+            _our_stage(plan, case, stage, trained=trained)
+            for stage in plan.placement.stages_by_rank[dist.get_rank()]
+        ]
+        self._batch = itertools.repeat(torch.zeros(case.shape))
+        self._runtime = PipelineRuntime(
+            stages=self._stages,
+            groups=PipelineGroups(dist.group.WORLD),
+            plan_for=lambda m: plan,
+            hidden_size=case.shape[2],
+            pipeline_dtype=torch.float32,
+            device=torch.device("cpu"),
+            world_group=dist.group.WORLD,
+        )
+
+    @property
+    def model(self) -> list[DistributedDataParallel]:
+        return [stage.module for stage in self._stages]
+
+    def __call__(self, validation: Validation | None = None) -> None:
+        sequence, micro_batch, _ = self._shape
+        self._runtime(
             forward_step_func=_forward_step,
-            data_iterator=[batch if s.context.is_first else None for s in runtime_stages],
+            data_iterator=[self._batch if s.context.is_first else None for s in self._stages],
             model=None,
-            num_microbatches=plan.num_microbatches,
+            num_microbatches=self._plan.num_microbatches,
             seq_length=sequence,
             micro_batch_size=micro_batch,
+            validation=validation,
         )
 
-    return Contestant(plan.schedule, step)
+
+def _our_stage(plan: Plan, case: EmulatedCase, stage: int, *, trained: bool) -> StageCompute:
+    context = StageContext(stage=stage, num_stages=plan.placement.num_stages)
+    module = EmulatedStage(
+        _seconds_of_stage(case, plan, stage),
+        context.store,
+        is_last=context.is_last,
+        stage=stage,
+        trained=trained,
+    )
+    config = DistributedDataParallelConfig()
+    return StageCompute(DistributedDataParallel(SimpleNamespace(), config, module), context)
 
 
 def _forward_step(iterator: Iterator[torch.Tensor] | None, module: torch.nn.Module) -> Any:
@@ -229,6 +254,31 @@ def _forward_step(iterator: Iterator[torch.Tensor] | None, module: torch.nn.Modu
 
 def _our_loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     return output.sum(), {}
+
+
+@dataclass(frozen=True)
+class Peers:
+    """Torch's contestants of a case, the orders they run, and torch's reasons for lacking some."""
+
+    contestants: list[Contestant]
+    plans: dict[str, Plan]
+    refusals: dict[str, str]
+
+
+def peers_of(case: EmulatedCase) -> Peers:
+    """This rank's part of the case's plans whose schedules torch is to run too."""
+    peers = Peers([], {}, {})
+    for plan in case.plans:
+        if plan.schedule not in case.peer_schedules:
+            continue
+        try:
+            schedule = _peer_schedule(plan, case)
+        except ValueError as error:
+            peers.refusals[plan.schedule] = str(error)
+            continue
+        peers.plans[plan.schedule] = torch_peer.executed_plan(schedule, plan)
+        peers.contestants.append(_peer_contestant(plan, schedule, case))
+    return peers
 
 
 def _peer_schedule(plan: Plan, case: EmulatedCase) -> Any:

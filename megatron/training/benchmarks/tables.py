@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megatron.training.benchmarks.reports import ComputeRow, EmulatedRow, HostRow, SplitRow
+from megatron.training.benchmarks.step_reports import StepsRow
 from megatron.training.benchmarks.verdicts import Verdict
+
+_STEP_KINDS = {
+    "early": "early (post-validation)",
+    "meeting": "ranks meet",
+    "none": "none",
+}
 
 
 def emulated_table(rows: Sequence[EmulatedRow]) -> str:
@@ -23,6 +30,28 @@ def emulated_table(rows: Sequence[EmulatedRow]) -> str:
                 f"{row.over_ideal:.4f}",
                 f"{row.over_ideal_with_transfer:.4f}",
                 f"{row.over_bound:.4f}",
+            ]
+        )
+    return table(lines)
+
+
+def steps_table(rows: Sequence[StepsRow]) -> str:
+    heads = ["case", "schedule", "runtime", "step", "period ms", "noise", "longest span ms"]
+    lines = [[*heads, "makespan ms", "period/span", "period/bound", "over no step"]]
+    for row in rows:
+        lines.append(
+            [
+                row.where,
+                row.schedule,
+                row.runtime,
+                _STEP_KINDS[row.step],
+                f"{row.period_ms:.1f}",
+                f"{row.spread:.1%}",
+                f"{row.span_ms:.1f}",
+                f"{row.makespan_ms:.1f}",
+                f"{row.over_span:.4f}",
+                f"{row.over_bound:.4f}",
+                "-" if row.over_no_step is None else f"{row.over_no_step:.4f}",
             ]
         )
     return table(lines)

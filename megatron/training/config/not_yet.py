@@ -70,11 +70,6 @@ NOT_YET: tuple[NotYet, ...] = (
         "train a dense model",
     ),
     NotYet(
-        "optimizer post-validation (--enable-optimizer-post-validation)",
-        _given("zero_bubble", "enable_optimizer_post_validation"),
-        "leave it out",
-    ),
-    NotYet(
         "sharding of saved activations (--distribute-saved-activations)",
         _given("recompute", "distribute_saved_activations"),
         "leave it out",

@@ -24,6 +24,7 @@ from megatron.core.parallel_sizes import (
     ParallelSizes,
 )
 from megatron.core.pipeline_parallel.layer_split import parse_layout, split_layers
+from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import Op
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
 from megatron.core.pipeline_parallel.zerobubble.scheduler.plan import Plan
 from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
@@ -263,6 +264,42 @@ class RunConfig:
         """Micro-batches of activations a rank may hold under `zb`; None: the planner's own."""
         text = self.zero_bubble.zero_bubble_max_pending_backward
         return int(text) if self.pipeline_schedule == "zb" and text != "auto" else None
+
+    @property
+    def post_validation_needs(self) -> str | None:
+        """A flag that makes ranks meet at the optimizer step whatever else is asked for."""
+        logging = self.logging
+        flags = {
+            "--log-num-zeros-in-grad": logging.log_num_zeros_in_grad,
+            "--log-params-norm": logging.log_params_norm,
+        }
+        return next((flag for flag, given in flags.items() if given), None)
+
+    @cached_property
+    def post_validation(self) -> tuple[bool, str]:
+        """Whether the optimizer steps before ranks have met (design, section 6), and why."""
+        zero_bubble = self.zero_bubble
+        if self.parallel.pipeline_model_parallel_size == 1:
+            return False, "a single pipeline rank has nobody to wait for"
+        if zero_bubble.disable_optimizer_post_validation:
+            return False, "--disable-optimizer-post-validation"
+        if self.post_validation_needs is not None:
+            return False, f"{self.post_validation_needs} makes ranks meet at every step"
+        if zero_bubble.enable_optimizer_post_validation:
+            return True, "--enable-optimizer-post-validation"
+        if not self.splits_backward:
+            return False, (
+                "by default only with a schedule that splits the backward; "
+                "--enable-optimizer-post-validation turns it on"
+            )
+        return True, "the schedule splits the backward"
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the schedule has B and W apart."""
+        if self.plan_file is not None:
+            return any(ins.op is Op.W for ins in Plan.load(self.plan_file).instructions())
+        return SCHEDULES[self.pipeline_schedule].splits_backward
 
     @property
     def virtual_pipeline_model_parallel_size(self) -> int | None:

@@ -49,7 +49,13 @@ class ZeroBubbleArguments(ArgumentGroup):
         110, "Last profiled iteration (1-based); the schedule is planned anew after it.", at_least=1
     )
     enable_optimizer_post_validation: bool = arg(
-        False, "Step the optimizer before the global gradient norm is known; roll back if wrong."
+        False,
+        "Step the optimizer before the global gradient norm is known, so that pipeline ranks need "
+        "not meet; a wrong step is rolled back exactly. On by default for schedules that split the "
+        "backward; this flag turns it on for the others too.",
+    )
+    disable_optimizer_post_validation: bool = arg(
+        False, "Let pipeline ranks meet at every optimizer step, whatever the schedule."
     )
     interleave_group_size: int = arg(0, "Grouped interleaved schedule; 0 is off.", at_least=0)
     num_seq_splits: int = arg(1, "Pipeline units that a sequence is cut into.", at_least=1)
@@ -76,6 +82,11 @@ class ZeroBubbleArguments(ArgumentGroup):
             yield f"--enable-1f1b-v does not split the backward and excludes {other}; give one"
         if self.enable_1f1b_v and self.enable_optimizer_post_validation:
             yield "--enable-1f1b-v excludes --enable-optimizer-post-validation; drop one"
+        if self.enable_optimizer_post_validation and self.disable_optimizer_post_validation:
+            yield (
+                "--enable-optimizer-post-validation and --disable-optimizer-post-validation "
+                "exclude each other; give one"
+            )
         start = self.zero_bubble_pipeline_timers_start_iter
         end = self.zero_bubble_pipeline_timers_end_iter
         if start > end:

@@ -324,7 +324,6 @@ NOT_IN_THIS_VERSION = {
     "--tensor-model-parallel-size": "7",
     "--context-parallel-size": "2",
     "--expert-model-parallel-size": "7",
-    "--enable-optimizer-post-validation": None,
 }
 LENGTHS = {"--train-samples", "--lr-decay-samples", "--lr-warmup-samples"}
 

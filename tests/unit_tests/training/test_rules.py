@@ -275,6 +275,12 @@ CASES = [
         "--distribute-saved-activations and --sequence-parallel exclude each other",
     ),
     (
+        rules.early_step_needs_no_meeting,
+        "--enable-optimizer-post-validation",
+        "--enable-optimizer-post-validation --log-num-zeros-in-grad",
+        "--enable-optimizer-post-validation excludes --log-num-zeros-in-grad, which makes ranks",
+    ),
+    (
         rules.deterministic_excludes_fused_loss,
         "--deterministic-mode",
         "--deterministic-mode --cross-entropy-loss-fusion",
@@ -405,6 +411,10 @@ def test_a_plan_that_cannot_run_is_refused_at_launch(tmp_path, change, said):
             "--enable-1f1b-v excludes --enable-optimizer-post-validation",
         ),
         (
+            "--enable-optimizer-post-validation --disable-optimizer-post-validation",
+            "exclude each other; give one",
+        ),
+        (
             "--zero-bubble-pipeline-timers-start-iter 120",
             "--zero-bubble-pipeline-timers-start-iter 120 is after",
         ),
@@ -473,7 +483,6 @@ PLANNED = [
     "--expert-model-parallel-size 2 --num-experts 2",
     "--expert-tensor-parallel-size 2",
     "--num-experts 2",
-    "--enable-optimizer-post-validation",
     "--distribute-saved-activations --tensor-model-parallel-size 2 --recompute-granularity full "
     "--recompute-method uniform --recompute-num-layers 1",
     "--num-seq-splits 2",

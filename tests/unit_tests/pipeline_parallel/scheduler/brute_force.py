@@ -15,17 +15,17 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import Ins
 from megatron.core.pipeline_parallel.zerobubble.scheduler.placement import Placement
 from megatron.core.pipeline_parallel.zerobubble.scheduler.plan import Plan
 
-Key = tuple[str, int, int]  # "F", "B" (B or BW) or "W" (W or BW), stage, micro-batch
+Key = tuple[str, int, int]  # "F", "B" (B or BW), "W" (W or BW) or "V" (PV), stage, micro-batch
 
 
 def done_by(instruction: Instruction) -> list[Key]:
     """What has happened once the instruction has ended."""
     op, stage, microbatch = instruction
-    passes = {Op.F: "F", Op.B: "B", Op.W: "W", Op.BW: "BW", Op.AR: ""}[op]
+    passes = {Op.F: "F", Op.B: "B", Op.W: "W", Op.BW: "BW", Op.AR: "", Op.PV: "V"}[op]
     return [(letter, stage, microbatch) for letter in passes]
 
 
-def required(instruction: Instruction, num_stages: int) -> list[Key]:
+def required(instruction: Instruction, placement: Placement) -> list[Key]:
     """What must have happened before the instruction starts."""
     op, s, j = instruction
     if op is Op.F:
@@ -34,7 +34,11 @@ def required(instruction: Instruction, num_stages: int) -> list[Key]:
         return [("B", s, j)]
     if op is Op.AR:
         return []
-    return [("F", s, j)] + ([("B", s + 1, j)] if s + 1 < num_stages else [])
+    if op is Op.PV:
+        behind = [t for t, slot in enumerate(placement.slots) if slot.chunk == 0]
+        behind = [t for t in behind if placement.slots[t].rank == placement.slots[s].rank + 1]
+        return [("V", t, j) for t in behind]
+    return [("F", s, j)] + ([("B", s + 1, j)] if s + 1 < placement.num_stages else [])
 
 
 def is_complete(plan: Plan) -> bool:
@@ -49,7 +53,7 @@ def is_complete(plan: Plan) -> bool:
             s, j = instruction.stage, instruction.microbatch
             if not (0 <= s < stages and 0 <= j < m and plan.placement.slots[s].rank == rank):
                 return False
-            seen.update(done_by(instruction))
+            seen.update(key for key in done_by(instruction) if key[0] != "V")
     expected = {(k, s, j): 1 for k in passes for s in range(stages) for j in range(m)}
     if seen != expected:
         return False
@@ -60,7 +64,21 @@ def is_complete(plan: Plan) -> bool:
                 mine = [j for k, t, j in order if (k, t) == (letter, s)]
                 if mine != sorted(mine):
                     return False
-    return all(_reduces_last(program, m) for program in plan.programs)
+    return all(_reduces_last(program, m) for program in plan.programs) and _checks_early(plan)
+
+
+def _checks_early(plan: Plan) -> bool:
+    """No PV, or one on every rank, before its first step that a wrong step would spoil."""
+    last = plan.placement.num_stages - 1
+    checks = [[i for i in program if i.op is Op.PV] for program in plan.programs]
+    for rank, program in enumerate(plan.programs):
+        first = plan.placement.slots.index((rank, 0))  # type: ignore[arg-type]
+        if any(checks) and checks[rank] != [Instruction(Op.PV, first, 0)]:
+            return False
+        for i in program[: program.index(checks[rank][0])] if checks[rank] else ():
+            if i.op is not Op.F or i.stage == last:
+                return False
+    return True
 
 
 def _reduces_last(program: tuple[Instruction, ...], m: int) -> bool:
@@ -76,7 +94,6 @@ def _reduces_last(program: tuple[Instruction, ...], m: int) -> bool:
 
 def runs_to_the_end(plan: Plan) -> bool:
     """Execute with real FIFO queues: a receive takes the oldest message of its channel."""
-    stages = plan.placement.num_stages
     rank_of = [slot.rank for slot in plan.placement.slots]
     queues: dict[tuple[int, int, str], deque[Key]] = {}
     happened: list[set[Key]] = [set() for _ in plan.programs]  # as each rank knows it
@@ -87,20 +104,22 @@ def runs_to_the_end(plan: Plan) -> bool:
         for rank, program in enumerate(plan.programs):
             while position[rank] < len(program):
                 instruction = program[position[rank]]
-                for key in required(instruction, stages):
+                for key in required(instruction, plan.placement):
                     source = rank_of[key[1]]
                     queue = queues.setdefault((source, rank, key[0]), deque())
                     while source != rank and key not in happened[rank] and queue:
                         happened[rank].add(queue.popleft())
-                if not all(key in happened[rank] for key in required(instruction, stages)):
+                if not all(key in happened[rank] for key in required(instruction, plan.placement)):
                     break
                 for key in done_by(instruction):
                     happened[rank].add(key)
                     letter, s, _ = key
                     consumer = {"F": s + 1, "B": s - 1}.get(letter, -1)
-                    if 0 <= consumer < stages and rank_of[consumer] != rank:
-                        queue = queues.setdefault((rank, rank_of[consumer], letter), deque())
-                        queue.append(key)
+                    target = rank_of[consumer] if 0 <= consumer < len(rank_of) else rank
+                    if letter == "V":
+                        target = max(rank - 1, 0)
+                    if target != rank:
+                        queues.setdefault((rank, target, letter), deque()).append(key)
                 position[rank] += 1
                 moved = True
     return all(at == len(program) for at, program in zip(position, plan.programs, strict=True))
@@ -108,7 +127,6 @@ def runs_to_the_end(plan: Plan) -> bool:
 
 def times(plan: Plan, costs: Costs) -> dict[Instruction, tuple[float, float]]:
     """Start and end of every instruction, by pushing starts later until nothing changes."""
-    stages = plan.placement.num_stages
     rank_of = [slot.rank for slot in plan.placement.slots]
     instructions = [i for program in plan.programs for i in program]
     length = {
@@ -118,6 +136,7 @@ def times(plan: Plan, costs: Costs) -> dict[Instruction, tuple[float, float]]:
             Op.W: costs.weight_grad[i.stage],
             Op.BW: costs.input_grad[i.stage] + costs.weight_grad[i.stage],
             Op.AR: 0.0,
+            Op.PV: 0.0,
         }[i.op]
         for i in instructions
     }
@@ -129,7 +148,7 @@ def times(plan: Plan, costs: Costs) -> dict[Instruction, tuple[float, float]]:
         for program in plan.programs:
             for step, i in enumerate(program):
                 bounds = [start[program[step - 1]] + length[program[step - 1]]] if step else [0.0]
-                for key in required(i, stages):
+                for key in required(i, plan.placement):
                     delay = 0.0 if rank_of[key[1]] == rank_of[i.stage] else costs.transfer
                     bounds.append(start[maker[key]] + length[maker[key]] + delay)
                 if max(bounds) > start[i]:
@@ -170,7 +189,7 @@ class RandomPlans:
                 row
                 for (s, kind), row in todo.items()
                 if row
-                and all(key in happened for key in required(row[0], stages))
+                and all(key in happened for key in required(row[0], placement))
                 and not (
                     kind == "B" and row[0].op is Op.BW and self._w_before(todo[s, "W"], row[0])
                 )

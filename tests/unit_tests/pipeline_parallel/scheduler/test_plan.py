@@ -56,7 +56,7 @@ def test_blank_lines_comments_and_order_do_not_matter() -> None:
         (
             "0BW1",
             "0X1",
-            "plan line 5: '0X1' is not an instruction; write it as <stage><F|B|W|BW|AR>",
+            "plan line 5: '0X1' is not an instruction; write it as <stage><F|B|W|BW|AR|PV>",
         ),
         ("0BW1", "BW1", "plan line 5: 'BW1' is not an instruction"),
         ("0F1 ", "0F1, ", "plan line 5: '0F1,' is not an instruction"),

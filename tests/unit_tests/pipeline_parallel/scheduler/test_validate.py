@@ -51,7 +51,9 @@ def mutate(plan: Plan, rng: random.Random) -> Plan:
     rank = rng.choice([r for r, program in enumerate(programs) if program])
     program = programs[rank]
     step = rng.randrange(len(program))
-    kind = rng.choice(["swap", "swap", "shift", "drop", "double", "move", "change", "reduce"])
+    kind = rng.choice(
+        ["swap", "swap", "shift", "drop", "double", "move", "change", "reduce", "check"]
+    )
     if kind == "swap":
         other = rng.randrange(len(program))
         program[step], program[other] = program[other], program[step]
@@ -64,6 +66,10 @@ def mutate(plan: Plan, rng: random.Random) -> Plan:
     elif kind == "move":
         target = rng.choice(programs)
         target.insert(rng.randrange(len(target) + 1), program.pop(step))
+    elif kind == "check":
+        for other, held in enumerate(plan.placement.stages_by_rank):
+            at = rng.choice([0, 0, 1, 2, len(programs[other])])
+            programs[other].insert(at, Instruction(Op.PV, held[0], 0))
     elif kind == "reduce":
         last = plan.num_microbatches - rng.choice([1, 1, 2])
         program.insert(step, Instruction(Op.AR, program[step].stage, last))

@@ -49,6 +49,11 @@ class LossScaling:
             record = LossRecord(reported, num_tokens)
             if not self.per_token:
                 loss = loss / num_tokens.clamp(min=1)
+        if loss.numel() != 1:
+            raise ScheduleError(
+                f"the loss function returned a loss of shape {tuple(loss.shape)}; backward starts "
+                "from one number, so return a mean or a sum"
+            )
         if not self.per_token:
             loss = loss / self.divisor
         if self.grad_scale is not None:
@@ -62,6 +67,7 @@ class _Live:
 
     input_leaf: torch.Tensor | None
     output: GradientEdge | None
+    first_grad: torch.Tensor | None  # on the last stage: what backward starts from
 
 
 def deferring_layers(module: torch.nn.Module) -> list[str]:
@@ -84,9 +90,12 @@ class StageCompute:
     context: StageContext
     _live: dict[int, _Live] = field(default_factory=dict)
     _deferring: frozenset[str] = field(init=False)  # layers that owe W work after each B
+    _set_input_tensor: Callable[[torch.Tensor | None], None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._deferring = frozenset(deferring_layers(self.module))
+        # Bound here: looking a submodule up takes longer than the call.
+        self._set_input_tensor = self.module.module.set_input_tensor  # type: ignore[assignment]
 
     def forward(
         self,
@@ -105,11 +114,11 @@ class StageCompute:
         leaf = received
         if leaf is not None and not forward_only:
             leaf = leaf.detach().requires_grad_()
-        self.module.set_input_tensor(leaf)
+        self._set_input_tensor(leaf)
         output, loss_function = forward_step(data_iterator, self.module)
         if not self.context.is_last:
             hand_on(output.detach())
-        self.module.set_input_tensor(None)
+        self._set_input_tensor(None)
         record = None
         if self.context.is_last:
             if collect_non_loss_data:
@@ -117,7 +126,8 @@ class StageCompute:
             output, record = scaling.apply(loss_function(output))
         if not forward_only:
             edge = torch.autograd.graph.get_gradient_edge(output) if output.requires_grad else None
-            self._live[microbatch] = _Live(leaf, edge)
+            first_grad = torch.ones_like(output) if self.context.is_last else None
+            self._live[microbatch] = _Live(leaf, edge, first_grad)
         return record
 
     def input_backward(
@@ -171,9 +181,22 @@ class StageCompute:
         self.context.random.microbatch = microbatch  # recompute draws this micro-batch's dropout
         live = self._live.pop(microbatch)
         if live.output is not None:
-            torch.autograd.backward([live.output], None if grad is None else [grad])
+            _run_backward(live.output, live.first_grad if grad is None else grad)
         leaf = live.input_leaf
         if leaf is not None:  # no gradient: by agreement zeros, as nothing depends on the input
             hand_on(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
         if live.output is not None:
             self.module.collect_autograd_gradients()
+
+
+def _run_backward(output: GradientEdge, grad: torch.Tensor | None) -> None:
+    """torch.autograd.backward less its checks of arguments, which take as long as the engine."""
+    torch.autograd.Variable._execution_engine.run_backward(
+        (output,),
+        (grad,),
+        False,  # keep the graph
+        False,  # create a graph of the backward
+        (),  # the leaves to accumulate into: all
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -41,6 +41,20 @@ class Executed(NamedTuple):
     instruction: Instruction
     start: float
     end: float
+    void: bool = False  # on weights of a wrong optimizer step; run again since
+
+
+class Validation(Protocol):
+    """The check of the last optimizer step, which a PV of the program makes.
+
+    `verdict` turns what the next rank sent (None on the last rank) into what is right, and is
+    passed on at once; `settle` then says whether this rank's step was right, after it has put
+    right a step that was not. All ranks of a pipeline say the same.
+    """
+
+    def verdict(self, received: torch.Tensor | None) -> torch.Tensor: ...
+
+    def settle(self, verdict: torch.Tensor) -> bool: ...
 
 
 @dataclass(kw_only=True)
@@ -49,10 +63,13 @@ class Iteration:
 
     forward_step: ForwardStep
     data_iterators: dict[int, Iterator[Any] | None]  # by stage
+    num_microbatches: int
     scaling: LossScaling
     forward_only: bool
     collect_non_loss_data: bool = False
     on_gradients_ready: Callable[[int], None] | None = None  # a stage's last W has run
+    on_losses: Callable[[list[LossRecord]], None] | None = None  # the last stage's last F has run
+    validation: Validation | None = None  # of a program with a PV
 
 
 class Executor:
@@ -63,6 +80,7 @@ class Executor:
         stages: dict[int, StageCompute],
         channels: Channels,
         iteration: Iteration,
+        times: StepTimes | None = None,
     ) -> None:
         self._stages, self._channels, self._iteration = stages, channels, iteration
         self._values: dict[Value, torch.Tensor | None] = {}
@@ -72,16 +90,21 @@ class Executor:
             Op.W: self._weight_backward,
             Op.BW: self._full_backward,
             Op.AR: self._reduce,
+            Op.PV: self._validate,
         }
         self._sending: tuple[Message, ...] = ()  # what the running instruction is to send
         self._sent_for = 0.0  # seconds that sending took within it
+        # Ranges for the profiler cost as much as the rest of the loop, asking for it a tenth.
+        self._profiled = torch.autograd._profiler_enabled()
         self.losses: list[LossRecord] = []
-        self.times = StepTimes()
+        self.times = times or StepTimes()
+        self._step_was_right = True  # as far as a PV has told
 
-    def run(self, program: RankProgram) -> None:
+    def run(self, program: RankProgram) -> bool:
         """Run every step; at the end nothing is left in buffers, stores or channels.
 
-        An error carries the window of instructions it happened in.
+        False if the program's PV found the last optimizer step wrong: the program has ended there,
+        and what it did is void. An error carries the window of instructions it happened in.
         """
         for index, step in enumerate(program.steps):
             try:
@@ -89,12 +112,17 @@ class Executor:
             except Exception as error:
                 error.add_note(_where(program, index))
                 raise
+            if not self._step_was_right:
+                ran = self.times.executed
+                ran[:] = [item._replace(void=not item.instruction.op.is_mark) for item in ran]
+                return False
         start = time.perf_counter()
         self._channels.finish()
         self.times.communication += time.perf_counter() - start
         assert not self._values, f"made and never used: {list(map(str, self._values))}"
         for stage in self._stages.values():
             stage.assert_empty()
+        return True
 
     def _run_step(self, step: Step) -> None:
         clock = time.perf_counter
@@ -110,7 +138,7 @@ class Executor:
         self._sending = step.sends
         self._sent_for = 0.0
         instruction = step.instruction
-        if torch.autograd._profiler_enabled():  # a range costs as much as the rest of the loop
+        if self._profiled:
             with torch.profiler.record_function(str(instruction)):
                 self._handlers[instruction.op](instruction)
         else:
@@ -161,6 +189,8 @@ class Executor:
         )
         if record is not None:
             self.losses.append(record)
+            if len(self.losses) == iteration.num_microbatches and iteration.on_losses is not None:
+                iteration.on_losses(self.losses)
 
     def _output_grad(self, instruction: Instruction) -> torch.Tensor | None:
         _, index, microbatch = instruction
@@ -190,6 +220,15 @@ class Executor:
     def _reduce(self, instruction: Instruction) -> None:
         if self._iteration.on_gradients_ready is not None:
             self._iteration.on_gradients_ready(instruction.stage)
+
+    def _validate(self, instruction: Instruction) -> None:
+        validation = self._iteration.validation
+        assert validation is not None, f"{instruction} without an optimizer step to validate"
+        received = [value for value in self._values if value.kind == "verdict"]
+        verdict = validation.verdict(self._take(received[0]) if received else None)
+        if self._sending:  # before what a wrong step takes to put right
+            self._hand_on(Value("verdict", *instruction[1:]), verdict)
+        self._step_was_right = validation.settle(verdict)
 
 
 def _where(program: RankProgram, index: int, around: int = 3) -> str:

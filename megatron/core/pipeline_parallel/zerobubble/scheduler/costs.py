@@ -82,7 +82,7 @@ class Costs:
             return self.input_grad[stage]
         if op is Op.W:
             return self.weight_grad[stage]
-        if op is Op.AR:
+        if op.is_mark:
             return 0.0
         return self.input_grad[stage] + self.weight_grad[stage]
 
@@ -98,7 +98,7 @@ class Costs:
     def memory_at_end(self, instruction: Instruction) -> float:
         """Change of memory when the instruction ends (mostly a release, so below 0)."""
         op, stage, _ = instruction
-        if op in (Op.F, Op.AR):
+        if op is Op.F or op.is_mark:
             return 0.0
         if op is Op.B:
             return self.held_b_to_w[stage] - self.held_f_to_b[stage]

@@ -11,14 +11,15 @@ from typing import NamedTuple
 from .instruction import Instruction, Op
 from .placement import Placement
 
-KINDS = ("act", "grad", "wctx")
+KINDS = ("act", "grad", "wctx", "verdict")
 
 
 class Value(NamedTuple):
     """Something one instruction leaves for another.
 
-    `kind` is "act" (a stage's output), "grad" (the gradient of a stage's input) or
-    "wctx" (what a stage's W needs: layer inputs and output gradients).
+    `kind` is "act" (a stage's output), "grad" (the gradient of a stage's input), "wctx" (what a
+    stage's W needs: layer inputs and output gradients) or "verdict" (what the optimizer step should
+    have been, on its way from the last rank to the first; `stage` is its sender's first stage).
     """
 
     kind: str
@@ -37,17 +38,21 @@ class Value(NamedTuple):
         return row * num_microbatches + self.microbatch
 
 
-def needs(instruction: Instruction, last_stage: int) -> Iterator[Value]:
+def needs(instruction: Instruction, placement: Placement) -> Iterator[Value]:
     """The values that must exist before `instruction` can start."""
     op, stage, microbatch = instruction
     if op is Op.F and stage > 0:
         yield Value("act", stage - 1, microbatch)
     if op in (Op.B, Op.BW):
         yield Value("act", stage, microbatch)
-        if stage < last_stage:
+        if stage < placement.last_stage:
             yield Value("grad", stage + 1, microbatch)
     if op is Op.W:
         yield Value("wctx", stage, microbatch)
+    if op is Op.PV:
+        next_rank = placement.rank_of(stage) + 1
+        if next_rank < placement.num_ranks:
+            yield Value("verdict", placement.stages_by_rank[next_rank][0], microbatch)
 
 
 def makes(instruction: Instruction) -> Iterator[Value]:
@@ -59,6 +64,8 @@ def makes(instruction: Instruction) -> Iterator[Value]:
         yield Value("grad", stage, microbatch)
     if op is Op.B:
         yield Value("wctx", stage, microbatch)
+    if op is Op.PV:
+        yield Value("verdict", stage, microbatch)
 
 
 def receivers(placement: Placement) -> dict[tuple[str, int], tuple[int, ...]]:
@@ -67,7 +74,7 @@ def receivers(placement: Placement) -> dict[tuple[str, int], tuple[int, ...]]:
     for stage in range(placement.num_stages):
         target = placement.rank_of(stage)
         for op in Op:
-            for value in needs(Instruction(op, stage, 0), placement.last_stage):
+            for value in needs(Instruction(op, stage, 0), placement):
                 ranks = found.setdefault((value.kind, value.stage), [])
                 if target != placement.rank_of(value.stage) and target not in ranks:
                     ranks.append(target)

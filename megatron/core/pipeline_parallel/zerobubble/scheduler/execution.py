@@ -78,7 +78,7 @@ def _rows(plan: Plan, costs: Costs) -> dict[Op, list[_Row]]:
                 value.number(*sizes),
                 0.0 if placement.rank_of(value.stage) == rank else costs.transfer,
             )
-            for value in needs(instruction, placement.last_stage)
+            for value in needs(instruction, placement)
         )
         outputs = tuple(value.number(*sizes) for value in makes(instruction))
         return costs.of(instruction), inputs, outputs
@@ -122,7 +122,7 @@ def _deadlock_message(plan: Plan, steps: list[int]) -> str:
     for rank, program in enumerate(plan.programs):
         if steps[rank] < len(program):
             instruction = program[steps[rank]]
-            value = next(v for v in needs(instruction, plan.placement.last_stage) if v not in done)
+            value = next(v for v in needs(instruction, plan.placement) if v not in done)
             blocked.append(_Blocked(rank, steps[rank], instruction, value, makers.get(value)))
     first = next((b for b in blocked if b.maker is None or b.waits_for_itself), blocked[0])
     others = "".join(f"\n  {b}" for b in blocked)

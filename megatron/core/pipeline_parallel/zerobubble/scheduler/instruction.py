@@ -21,6 +21,10 @@ class Op(enum.Enum):
     AR is optional and not part of that paper: it fixes the point at which the reduction of a
     stage's weight gradients over the data-parallel ranks starts. It names the last micro-batch,
     whose W (or BW) completes them. A plan without it starts each reduction right after that W.
+
+    PV is optional too (section 4 of that paper): in the warm-up of an iteration, the check of the
+    optimizer step that a rank took at the end of the iteration before. It names the rank's first
+    stage and micro-batch 0.
     """
 
     F = "F"  # forward
@@ -28,9 +32,15 @@ class Op(enum.Enum):
     W = "W"  # backward with respect to the stage's weights
     BW = "BW"  # both backwards at once
     AR = "AR"  # start reducing the stage's weight gradients; takes no time on the rank
+    PV = "PV"  # validate the rank's last optimizer step; takes no time if it was right
 
     # Members are singletons. Enum's own hash runs in Python and made large plans slow.
     __hash__ = object.__hash__
+
+    @property
+    def is_mark(self) -> bool:
+        """Whether it only fixes a moment: it computes nothing of a micro-batch."""
+        return self is Op.AR or self is Op.PV
 
 
 class Instruction(NamedTuple):

@@ -68,7 +68,11 @@ SCHEDULES: dict[str, Schedule] = {
         plan_1f1b_v, "v", False, "1F1B in about two thirds of its memory", searches=True
     ),
     "zb-interleaved": Schedule(
-        plan_zb_interleaved, "looped", True, "several chunks per rank, W filling the bubbles"
+        plan_zb_interleaved,
+        "looped",
+        True,
+        "several chunks per rank, W filling the bubbles",
+        searches=True,
     ),
     "dualpipe-v": Schedule(
         plan_dualpipe_v, "v", True, "DualPipeV: forwards and backwards of two legs in pairs"

@@ -22,7 +22,7 @@ from .dataflow import Value, makes, needs, receivers
 from .execution import start_times
 from .instruction import Instruction, Op
 from .memory import memory_levels, peak_memory
-from .plan import Plan
+from .plan import Plan, Program
 
 Objective = Literal["span", "makespan"]
 
@@ -78,11 +78,16 @@ def evaluate(plan: Plan, costs: Costs) -> Evaluation:
     spans, first, last = [0.0], [], []
     for row, program in zip(start_times(plan, costs), plan.programs, strict=True):
         if row:
-            first.append(row[0])
+            first.append(row[_first_pass(program)])
             last.append(row[-1] + costs.of(program[-1]))
             spans.append(last[-1] - first[-1])
     makespan = max(last, default=0.0) - min(first, default=0.0)
     return Evaluation(makespan, max(spans), peak_memory(plan, costs))
+
+
+def _first_pass(program: Program) -> int:
+    """A rank begins with its first pass; it is not held up by a check (PV) that comes before."""
+    return next((step for step, i in enumerate(program) if not i.op.is_mark), 0)
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,10 @@ class Timeline:
 
     @cached_property
     def spans(self) -> tuple[float, ...]:
-        """Per rank, from its first start to its last end."""
+        """Per rank, from the start of its first pass to its last end."""
+        rows = zip(self.plan.programs, self.starts, self.ends, strict=True)
         return tuple(
-            end[-1] - start[0] if start else 0.0
-            for start, end in zip(self.starts, self.ends, strict=True)
+            end[-1] - start[_first_pass(program)] if start else 0.0 for program, start, end in rows
         )
 
     @property
@@ -217,4 +222,4 @@ class Timeline:
             delay = 0.0 if placement.rank_of(value.stage) == place.rank else self.costs.transfer
             return self._end(self._makers[value]) + delay
 
-        return max(needs(instruction, placement.last_stage), key=arrival)
+        return max(needs(instruction, placement), key=arrival)

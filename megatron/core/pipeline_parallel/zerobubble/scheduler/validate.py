@@ -27,6 +27,8 @@ def validate(
     - a stage's forwards, backwards and weight gradients each run in micro-batch order: data is read
       and gradients are summed in one order, whatever the schedule;
     - a stage's gradient reduction (AR), if stated, comes after its last weight gradient;
+    - a check of the last optimizer step (PV), if stated, is there once on every rank, before all
+      that a wrong step could not be taken back from (see `first_irrevocable`);
     - every need is made before it is used, and the ranks' orders together do not deadlock under
       FIFO channels (see execution.py);
     - if `memory_limits` (one per rank) is given: the memory a rank holds never exceeds its limit.
@@ -42,6 +44,7 @@ def validate(
         )
     _check_instructions(plan)
     _check_each_once_in_order(plan)
+    _check_validations(plan)
     costs = costs or Costs.uniform(plan.placement)
     if costs.num_stages != plan.placement.num_stages:
         raise ScheduleError(
@@ -78,6 +81,24 @@ def reduction_steps(plan: Plan) -> dict[int, int]:
         if instruction.op is Op.AR
     }
     return {**last_weight_grad_steps(plan), **stated}
+
+
+def first_irrevocable(plan: Plan, rank: int) -> int:
+    """The first step of a rank that must not run on the weights of a wrong optimizer step.
+
+    Forwards can be thrown away and run again. A backward would add to gradients that the repeated
+    step still needs, and the last stage's forward scales the loss by what that step decides (fp16).
+    """
+    last = plan.placement.last_stage
+    program = plan.programs[rank]
+    return next(
+        (
+            step
+            for step, (op, stage, _) in enumerate(program)
+            if op is not Op.PV and (op is not Op.F or stage == last)
+        ),
+        len(program),
+    )
 
 
 def _check_sizes(plan: Plan) -> None:
@@ -143,6 +164,8 @@ def _check_each_once_in_order(plan: Plan) -> None:
     for rank, program in enumerate(plan.programs):
         for step, instruction in enumerate(program):
             done = progress[instruction.stage]
+            if instruction.op is Op.PV:
+                continue
             if instruction.op is Op.AR:
                 problem = _reduction_problem(done, instruction, plan)
                 done.reduced = True
@@ -192,6 +215,39 @@ def _reduction_problem(done: _Progress, instruction: Instruction, plan: Plan) ->
             f"would reduce the gradients of stage {stage} before its last weight gradient, {wanted}"
         )
     return f"repeats the reduction of stage {stage}" if done.reduced else ""
+
+
+def _check_validations(plan: Plan) -> None:
+    """No rank has a PV, or each has one: its first stage's, before its first irrevocable step."""
+    placed = [
+        (rank, step, instruction)
+        for rank, program in enumerate(plan.programs)
+        for step, instruction in enumerate(program)
+        if instruction.op is Op.PV
+    ]
+    if not placed:
+        return
+    for rank, step, instruction in placed:
+        due = Instruction(Op.PV, plan.placement.stages_by_rank[rank][0], 0)
+        limit = first_irrevocable(plan, rank)
+        problem = ""
+        if instruction != due:
+            problem = f"is no check of this rank's last optimizer step; write {due}"
+        elif step > limit:
+            problem = (
+                "checks the last optimizer step too late: "
+                f"{plan.programs[rank][limit]} before it could not be taken back"
+            )
+        elif plan.programs[rank].count(due) > 1:
+            problem = "checks the last optimizer step twice"
+        if problem:
+            raise ScheduleError(f"rank {rank} step {step}: {instruction} {problem}")
+    missing = set(range(plan.num_ranks)) - {rank for rank, _, _ in placed}
+    if missing:
+        raise ScheduleError(
+            f"rank {min(missing)} has no PV, but other ranks have; the optimizer step is validated "
+            "on every rank or on none"
+        )
 
 
 def _spellings(ops: Sequence[Op], stage: int, microbatch: int) -> str:

@@ -19,6 +19,9 @@ it has arrived (`Step.arrived`; backends do not tell without being waited on), a
 end (an activation's autograd graph stays until the stage's B); a received gradient at the end of
 the B that needs it; a received activation at the end of the B of the stage that took it in, apart
 from what its W needs.
+
+A program with a PV may stop there: all ranks then throw away what they did and received before
+their PV, and run the program again (`RankProgram.void` says how much has to be received for that).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..dataflow import Value, makes, needs, receivers
-from ..instruction import Instruction, ScheduleError
+from ..instruction import Instruction, Op, ScheduleError
 from ..plan import Plan
 
 
@@ -37,7 +40,7 @@ class Channel(NamedTuple):
 
     source: int
     target: int
-    kind: str  # "act" or "grad"
+    kind: str  # "act", "grad" or "verdict"
 
 
 class Message(NamedTuple):
@@ -64,6 +67,15 @@ class RankProgram:
     rank: int
     steps: tuple[Step, ...]
     channels: tuple[Channel, ...]  # that it sends or receives on, sorted
+    # With a PV: how many messages each incoming channel brings that were sent before the sender's
+    # PV, and are void if the optimizer step was wrong.
+    void: tuple[tuple[Channel, int], ...] = ()
+
+    @property
+    def validation_step(self) -> int | None:
+        """The step of the PV, if there is one."""
+        ops = (step.instruction.op for step in self.steps)
+        return next((index for index, op in enumerate(ops) if op is Op.PV), None)
 
     @property
     def num_messages_sent(self) -> int:
@@ -84,6 +96,7 @@ def lower(plan: Plan, *, look_ahead: int = 2) -> tuple[RankProgram, ...]:
         _rank_program(plan, rank, sends[rank], streams, look_ahead)
         for rank in range(plan.num_ranks)
     ]
+    programs = [_with_void(program, programs) for program in programs]
     return tuple(_with_arrivals(program, programs) for program in programs)
 
 
@@ -121,11 +134,7 @@ def _rank_program(
     posted = dict.fromkeys(incoming, 0)  # how many of each channel's messages
     steps = []
     for step, instruction in enumerate(plan.programs[rank]):
-        waits = [
-            index[value]
-            for value in needs(instruction, plan.placement.last_stage)
-            if value in index
-        ]
+        waits = [index[value] for value in needs(instruction, plan.placement) if value in index]
         wanted = dict.fromkeys(incoming, look_ahead) if step == 0 else {}
         for message, k in waits:
             wanted[message.channel] = max(wanted.get(message.channel, 0), k + 1 + look_ahead)
@@ -137,6 +146,23 @@ def _rank_program(
         steps.append(Step(tuple(post), messages, instruction, sends[step]))
     used = {channel for channel in streams if rank in (channel.source, channel.target)}
     return RankProgram(rank, tuple(steps), tuple(sorted(used)))
+
+
+def _with_void(program: RankProgram, programs: Sequence[RankProgram]) -> RankProgram:
+    """The program, told how many messages come to it from before their senders' PV."""
+    if program.validation_step is None:
+        return program
+    counts = {
+        channel: 0
+        for channel in program.channels
+        if channel.target == program.rank and channel.kind != "verdict"
+    }
+    for peer in programs:
+        for step in peer.steps[: peer.validation_step]:
+            for message in step.sends:
+                if message.channel in counts:
+                    counts[message.channel] += 1
+    return replace(program, void=tuple(counts.items()))
 
 
 def _with_arrivals(program: RankProgram, programs: Sequence[RankProgram]) -> RankProgram:

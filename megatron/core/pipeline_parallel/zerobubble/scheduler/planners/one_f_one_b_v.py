@@ -17,46 +17,46 @@ times, within its limits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from ..instruction import Instruction, Op
-from ..memory import ROUNDING, peak_memory, within_limits
+from ..memory import peak_memory
 from ..placement import Placement
 from ..plan import Plan
 from ..request import PlanRequest
-from ..search.justify import cost_of_ends, justify, retime
-from ..search.network import Network
+from ..search.engine import search_plan
 
 _CYCLES = ("fFBb", "fbBF", "fbFB")
 _SLOTS = {"f": 1, "F": 1, "B": 2, "b": 2}
 _PERIOD = sum(_SLOTS.values())
 
-_ROUNDS = 8  # of justification; a round that gains nothing ends it
-_WINDOW = 40  # instructions ahead that may be pulled into a wait
-
 
 def plan_1f1b_v(request: PlanRequest) -> Plan:
-    """The fastest of the three phases within the memory limits.
+    """The fastest order found within the memory limits.
 
     Without limits: within the need of the leanest phase and one chunk more, which is at most
     2p/3 + 3/2 micro-batches for equal stages.
     """
     placement = Placement.v_shape(request.num_ranks)
     costs = request.costs_for(placement)
-    blocks = sorted(
-        (_repeated_block(placement, request.num_microbatches, phase) for phase in range(3)),
-        key=lambda plan: max(peak_memory(plan, costs)),
-    )
     limits = request.memory_limits
     if limits is None:
-        most = max(peak_memory(blocks[0], costs)) + max(costs.held_f_to_b)
-        limits = (most,) * request.num_ranks
-    limits = tuple(limit * (1 + ROUNDING) for limit in limits)
-    network = Network(placement, costs, request.num_microbatches, False, limits, request.objective)
-    plans = [_justified(block, network) for block in blocks if _fits(block, network)]
-    if not plans:
-        return within_limits(blocks[0], request)  # raises
-    return min(plans, key=lambda found: found[0])[1]
+        blocks = [_repeated_block(placement, request.num_microbatches, k) for k in range(3)]
+        leanest = min(max(peak_memory(block, costs)) for block in blocks)
+        limits = (leanest + max(costs.held_f_to_b),) * request.num_ranks
+    return search_plan(
+        "1f1b-v",
+        placement,
+        request,
+        split=False,
+        memory_limits=limits,
+        seeds=[partial(_phase, phase=phase) for phase in range(3)],
+    )
+
+
+def _phase(request: PlanRequest, phase: int) -> Plan:
+    placement = Placement.v_shape(request.num_ranks)
+    return _repeated_block(placement, request.num_microbatches, phase)
 
 
 def _repeated_block(placement: Placement, num_microbatches: int, phase: int) -> Plan:
@@ -87,36 +87,3 @@ def _block(num_ranks: int, phase: int) -> list[dict[str, int]]:
             starts[rank][letter] = time + (place - time) % _PERIOD
             time = starts[rank][letter] + _SLOTS[letter]
     return starts
-
-
-def _fits(plan: Plan, network: Network) -> bool:
-    peaks = peak_memory(plan, network.costs)
-    return all(peak <= limit for peak, limit in zip(peaks, network.limits, strict=True))
-
-
-def _justified(plan: Plan, network: Network) -> tuple[float, Plan]:
-    """The plan, or the best from pulling its instructions late and early in turn; and its cost."""
-    first = network.orders_of(plan)
-    best, best_orders = cost_of_ends(network, retime(network, first)), first
-    for late_first in (True, False):
-        orders = first
-        for _ in range(_ROUNDS):
-            for late in (late_first, not late_first):
-                orders = _pull(network, orders, late=late)
-            cost = cost_of_ends(network, retime(network, orders))
-            if cost >= best * (1 - ROUNDING):
-                break
-            best, best_orders = cost, orders
-    return best, network.to_plan(plan.schedule, best_orders)
-
-
-def _pull(network: Network, orders: Sequence[list[int]], *, late: bool) -> list[list[int]]:
-    turn = -1 if late else 1  # late is early with time reversed
-    found, _ = justify(
-        network.backward if late else network.forward,
-        [order[::turn] for order in orders],
-        network.limits,
-        network.num_microbatches,
-        _WINDOW,
-    )
-    return [order[::turn] for order in found]

@@ -13,6 +13,7 @@ from ..plan import Plan
 from ..request import PlanRequest
 from ..search.engine import search_plan
 from .dualpipe_v import plan_dualpipe_v
+from .zb_v_handmade import plan_zb_v_handmade
 
 
 def plan_zb_v(request: PlanRequest) -> Plan:
@@ -39,5 +40,10 @@ def _plan(name: str, request: PlanRequest, num_held: int) -> Plan:
         each = max(sum(held[stage] for stage in stages) for stages in placement.stages_by_rank)
         limits = (num_held * each,) * request.num_ranks
     return search_plan(
-        name, placement, request, split=True, memory_limits=limits, seeds=(plan_dualpipe_v,)
+        name,
+        placement,
+        request,
+        split=True,
+        memory_limits=limits,
+        seeds=(plan_zb_v_handmade, plan_dualpipe_v),
     )

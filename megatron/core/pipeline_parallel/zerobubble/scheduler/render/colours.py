@@ -14,6 +14,7 @@ MUTED = "#57606a"  # axes, secondary text
 IDLE = "#eef0f3"  # a rank's row where it computes nothing
 PAPER = "#ffffff"
 MARK = "#b3261e"  # where the reduction of a stage's gradients starts (AR)
+CHECK = "#7a3fb0"  # where the last optimizer step is validated (PV)
 
 MEANING: dict[Op, str] = {
     Op.F: "forward",
@@ -21,6 +22,7 @@ MEANING: dict[Op, str] = {
     Op.W: "backward for the weights",
     Op.BW: "both backwards at once",
     Op.AR: "gradient reduction starts",
+    Op.PV: "the last optimizer step is validated",
 }
 
 # (first chunk of a rank, last chunk of a rank); the chunks between get shades between.
@@ -30,6 +32,7 @@ _SHADES: dict[Op, tuple[str, str]] = {
     Op.W: ("#6fc795", "#cdf3db"),
     Op.BW: ("#cf76a6", "#f2c6dc"),
     Op.AR: (MARK, MARK),
+    Op.PV: (CHECK, CHECK),
 }
 
 

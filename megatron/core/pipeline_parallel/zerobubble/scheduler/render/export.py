@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..instruction import Op
 from ..simulate import Timeline
 
 
 def as_json(timeline: Timeline) -> dict[str, Any]:
     """Plan and figures; lists are per rank unless named otherwise, times in the costs' unit.
 
-    `programs` holds the compute instructions in order (`3B12`: stage, op, micro-batch), so not AR;
+    `programs` holds the compute instructions in order (`3B12`: stage, op, micro-batch), so neither
+    AR nor PV;
     `placement` is [rank, chunk] per stage in model order; `costs` is per stage.
     """
     plan = timeline.plan
@@ -21,7 +21,7 @@ def as_json(timeline: Timeline) -> dict[str, Any]:
         "m": plan.num_microbatches,
         "placement": [list(slot) for slot in plan.placement.slots],
         "programs": [
-            [str(instruction) for instruction in program if instruction.op is not Op.AR]
+            [str(instruction) for instruction in program if not instruction.op.is_mark]
             for program in plan.programs
         ],
         "makespan": timeline.makespan,

@@ -110,7 +110,7 @@ def _inputs_from_other_ranks(timeline: Timeline) -> list[list[list[int] | int]]:
     for rank, program in enumerate(plan.programs):
         row: list[list[int] | int] = []
         for instruction in program:
-            places = [makers[value] for value in needs(instruction, plan.placement.last_stage)]
+            places = [makers[value] for value in needs(instruction, plan.placement)]
             row.append([number for place in places if place[0] != rank for number in place] or 0)
         inputs.append(row)
     return inputs

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 
 from ..instruction import Instruction, Op
 from ..simulate import Timeline
-from .colours import IDLE, INK, MARK, MEANING, MUTED, PAPER, shade
+from .colours import IDLE, INK, MEANING, MUTED, PAPER, shade
 from .numbers import TimeUnit, compact, percent, round_step
 from .text import heading
 
@@ -108,7 +108,7 @@ def _chart(timeline: Timeline, width: float, unit: TimeUnit) -> list[str]:
 
 
 def _bars(timeline: Timeline, rank: int, scale: float) -> list[str]:
-    """The rectangles of one rank, grouped by colour, then their numbers, then marks of AR."""
+    """The rectangles of one rank, grouped by colour, then their numbers, then marks (AR, PV)."""
     plan = timeline.plan
     bars: dict[str, list[str]] = {}
     numbers, marks = [], []
@@ -116,7 +116,7 @@ def _bars(timeline: Timeline, rank: int, scale: float) -> list[str]:
     steps = zip(plan.programs[rank], timeline.starts[rank], timeline.ends[rank], strict=True)
     for instruction, start, end in steps:
         x, width = start * scale, (end - start) * scale
-        if instruction.op is Op.AR:
+        if instruction.op.is_mark:
             marks.append(_mark(instruction, x))
             continue
         chunk = plan.placement.slots[instruction.stage].chunk
@@ -139,7 +139,7 @@ def _bars(timeline: Timeline, rank: int, scale: float) -> list[str]:
 def _mark(instruction: Instruction, x: float) -> str:
     """A small flag: the instruction takes no time."""
     flag = f"M{x:.5g} {_ROW}v-{_ROW + 3}l5 3-4 3V{_ROW}z"
-    return f'<path d="{flag}" fill="{MARK}" data-i="{instruction}"/>'
+    return f'<path d="{flag}" fill="{shade(instruction.op, 0, 1)}" data-i="{instruction}"/>'
 
 
 def _axis(timeline: Timeline, scale: float, height: float, unit: TimeUnit) -> list[str]:
@@ -163,7 +163,7 @@ def _legend(timeline: Timeline, width: int) -> list[list[str]]:
     entries: list[tuple[list[str], str]] = []
     for op in Op:
         if op in used:
-            swatches = range(1 if op is Op.AR else chunks)
+            swatches = range(1 if op.is_mark else chunks)
             colours = [shade(op, chunk, chunks) for chunk in swatches]
             entries.append((colours, f"{op.value}: {MEANING[op]}"))
     if chunks == 2:

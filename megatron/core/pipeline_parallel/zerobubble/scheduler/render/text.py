@@ -51,7 +51,7 @@ def text_grid(timeline: Timeline, *, width: int = 120, colour: bool = False, uni
 def text_legend(timeline: Timeline, numbered: bool = True) -> str:
     """What the letters of the grid mean."""
     used = {instruction.op for instruction in timeline.plan.instructions()}
-    words = [f"{op.value}: {MEANING[op]}" for op in Op if op in used and op is not Op.AR]
+    words = [f"{op.value}: {MEANING[op]}" for op in Op if op in used and not op.is_mark]
     chunks = timeline.plan.placement.max_chunks
     if chunks == 2:
         words.append("capitals: first chunk of a rank, small letters: second")

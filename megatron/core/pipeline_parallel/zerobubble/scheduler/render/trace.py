@@ -102,11 +102,11 @@ def _parse(data: Any) -> list[TraceEvent]:
 def first_difference(plan: Plan, events: Sequence[TraceEvent]) -> str | None:
     """How the order that ran differs from the plan, or None: proof that the plan was run.
 
-    `events` are as `load_trace` gives them. AR is left out on both sides, as it takes no time.
+    `events` are as `load_trace` gives them. AR and PV are left out: they take no time.
     """
     for rank, program in enumerate(plan.programs):
-        planned = [instruction for instruction in program if instruction.op is not Op.AR]
-        ran = [e.instruction for e in events if e.rank == rank and e.instruction.op is not Op.AR]
+        planned = [instruction for instruction in program if not instruction.op.is_mark]
+        ran = [e.instruction for e in events if e.rank == rank and not e.instruction.op.is_mark]
         for step, (wanted, found) in enumerate(zip(planned, ran, strict=False)):
             if wanted != found:
                 return f"rank {rank} step {step}: the plan has {wanted}, the trace {found}"

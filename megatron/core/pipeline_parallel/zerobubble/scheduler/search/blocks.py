@@ -212,12 +212,19 @@ def _shortest_periods(
 
 def unroll(network: Network, block: Block) -> Orders:
     """The orders of all micro-batches, each instruction at its place in the repeated block."""
+    last = network.placement.last_stage
+
+    def place_in_chain(lane: int) -> int:
+        """Behind all that the lane's instruction needs: breaks ties where times are 0."""
+        stage, kind = divmod(lane, 3)
+        return stage if kind == F else 2 * (2 * last - stage) + kind
+
     orders: Orders = []
     for lanes in network.lanes_by_rank:
         timed = sorted(
-            (block.start[lane] + j * block.period, -(lane % 3), lane)
+            (block.start[lane] + j * block.period, j, place_in_chain(lane), lane)
             for lane in lanes
             for j in range(network.num_microbatches)
         )
-        orders.append([lane for _, _, lane in timed])
+        orders.append([lane for *_, lane in timed])
     return orders

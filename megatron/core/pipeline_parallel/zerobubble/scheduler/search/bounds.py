@@ -141,8 +141,9 @@ def _through_bottlenecks(network: Network, rank: int) -> float:
 def _by_memory(network: Network, rank: int) -> float:
     """Memory times time: what micro-batches hold on their way cannot exceed the limit times the
     cost, less the corners in which memory fills up and empties."""
-    ahead, limit, last = network.forward, network.limits[rank], network.placement.last_stage
+    ahead, last, m = network.forward, network.placement.last_stage, network.num_microbatches
     held = _stages(network, rank)
+    limit = min(network.limits[rank], m * sum(ahead.take[3 * s + F] for s in held))
     area = fill = drain = largest = 0.0
     for s in held:
         take = ahead.take[3 * s + F]
@@ -157,4 +158,6 @@ def _by_memory(network: Network, rank: int) -> float:
         return 0.0
     room = max(0.0, limit - largest)
     corners = room**2 / (2 * fill) + room**2 / (2 * drain)
-    return (network.num_microbatches * area + corners) / limit
+    time = (m * area + corners) / limit
+    # Corners that overlap would count some memory twice.
+    return time if time >= room / fill + room / drain else m * area / limit

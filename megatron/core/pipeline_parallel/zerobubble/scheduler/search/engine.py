@@ -1,17 +1,19 @@
 """The search for plans: from a placement, costs and memory limits to the fastest plan found.
 
-    hand-made orders, building blocks ──▶ settle each ──▶ polish the best ──▶ repeat its steady part
-    (seeds)               (blocks.py)     (justify.py)    (improve.py)        (extend.py)
+    hand-made orders    ─┐
+    greedy.py: list      ├─▶ settle each ──▶ polish the best ──▶ repeat its steady part
+    blocks.py: repeated ─┘   (improve.py)    (improve.py)        (extend.py)
 
 For many micro-batches all but the last step work on a plan for a few, which has the same warm-up,
-steady part and cool-down. The work is bounded by a count of instructions placed, about
-proportional to the size of that small plan.
+steady part and cool-down. The work is bounded by a count of instructions placed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, islice, zip_longest
+from math import inf
 
 from ..instruction import ScheduleError
 from ..memory import ROUNDING
@@ -21,17 +23,32 @@ from ..request import PlanRequest
 from .blocks import blocks_within, unroll
 from .bounds import least_limits, lower_bound
 from .extend import Pattern, patterns, repeated
-from .improve import Budget, Candidate, justify_both, polish, settle
-from .justify import Stuck, cost_of_ends, retime
-from .network import Network, Orders, peaks
+from .greedy import greedy_orders
+from .improve import (
+    GAIN,
+    Budget,
+    finish,
+    guarded_rounds,
+    polish,
+    settle_bold,
+    settle_guarded,
+    timed,
+)
+from .justify import Stuck, Timed, cost_of
+from .network import B, F, Network, Orders, W, peaks
 
 Planner = Callable[[PlanRequest], Plan]
+Settle = Callable[[Network, Orders, Budget, float], Timed]
 
-EFFORT = 80  # how often, on average, each instruction of the small plan is placed
-LEAST_WORK = 80_000  # instructions placed, however small the plan
-SMALL = 1600  # instructions; plans up to this size are searched as they are
+# Work, in instructions placed: so much for 8 ranks, growing with their number ...
+WORK = 120_000
+GROWTH = 1.5  # power
+# ... but each instruction of the small plan at least and at most so often.
+LEAST_EFFORT, MOST_EFFORT = 30, 1000
 SEED_SHARE = 0.5  # of the work, for trying seeds; the rest goes into polishing
-_RETIME = 0.4  # work of retiming an instruction, in instructions placed
+# How much slower than the best so far, relatively, a seed may be after its first round and still be
+# settled: in a search for the whole plan, and for a small plan, of which the period counts as well.
+HOPELESS, HOPELESS_SMALL = 0.005, 0.03
 
 
 def search_plan(
@@ -53,16 +70,28 @@ def search_plan(
     limits = tuple(limit * (1 + ROUNDING) for limit in memory_limits)
     network = Network(placement, costs, request.num_microbatches, split, limits, request.objective)
     _refuse_if_too_low(schedule, network, memory_limits)
-    small = network.with_microbatches(_small_size(network))
-    budget = Budget(max(LEAST_WORK, EFFORT * small.num_instructions))
-    pool = _settled_seeds(small, request, seeds, budget)
+    hand_made = list(_hand_made(network, request, seeds, memory_limits))
+    small = replace(network, num_microbatches=_small_size(network))
+    budget = Budget(_work_for(small))
     if small.num_microbatches == network.num_microbatches:
-        best = _polish_best(small, pool, budget)
+        pool = _settled_seeds(network, hand_made, budget, HOPELESS)
+        best = _polish_best(network, pool, budget, lambda t: cost_of(network, t))
     else:
+        small_seeds = _hand_made(small, request, seeds, memory_limits)
+        pool = _settled_seeds(small, small_seeds, budget, HOPELESS_SMALL)
         best = _extend(network, small, pool, budget)
-        full = _hand_made(network, request, seeds)
-        best = min([best, *(_timed(network, o) for o in full)], key=lambda c: c.cost)
+        found = [timed(network, orders, budget) for orders in hand_made]
+        if placement.max_chunks == 1:  # often the best, and not always steady
+            found += [timed(network, orders, budget) for orders in greedy_orders(network, budget)]
+        best = min([best, *found], key=lambda t: cost_of(network, t))
     return network.to_plan(schedule, best.orders)
+
+
+def _work_for(network: Network) -> float:
+    """The budget: 8 ranks take well under half a second for it, 64 well under half a minute."""
+    size = network.num_instructions
+    work = WORK * max(1.0, network.placement.num_ranks / 8) ** GROWTH
+    return max(LEAST_EFFORT * size, min(MOST_EFFORT * size, work))
 
 
 def _refuse_if_too_low(schedule: str, network: Network, memory_limits: Sequence[float]) -> None:
@@ -75,123 +104,178 @@ def _refuse_if_too_low(schedule: str, network: Network, memory_limits: Sequence[
 
 
 def _small_size(network: Network) -> int:
-    """How many micro-batches to search with: enough for a steady part, and such that patterns of
-    most lengths fill up the rest."""
-    m = network.num_microbatches
-    if network.num_instructions <= SMALL:
-        return m
-    num_ranks = network.placement.num_ranks
-    groups = network.placement.name == "looped"
-    multiple = num_ranks if groups else 12
-    least = 3 * num_ranks
+    """How many micro-batches to search with: enough for a steady part between warm-up and
+    cool-down, and such that patterns of most lengths fill up the rest."""
+    m, num_ranks = network.num_microbatches, network.placement.num_ranks
+    least = num_ranks + 2 * max(num_ranks, _in_flight(network))
+    multiple = num_ranks if network.placement.name == "looped" else 12
     return m if m <= least + multiple else least + (m - least) % multiple
 
 
+def _in_flight(network: Network) -> int:
+    """How many micro-batches the memory holds at once, counting up to twice the ranks."""
+    take = network.forward.take
+    each = max(sum(take[lane] for lane in lanes) for lanes in network.lanes_by_rank)
+    return int(min(2 * network.placement.num_ranks, max(network.limits) / max(each, 1e-12)))
+
+
+# ---- seeds -----------------------------------------------------------------
+
+
 def _hand_made(
-    network: Network, request: PlanRequest, seeds: Sequence[Planner]
+    network: Network,
+    request: PlanRequest,
+    seeds: Sequence[Planner],
+    memory_limits: Sequence[float],
 ) -> Iterator[Orders]:
     """The orders of the hand-made planners that fit."""
-    asked = replace(request, num_microbatches=network.num_microbatches, memory_limits=None)
+    asked = replace(
+        request,
+        num_microbatches=network.num_microbatches,
+        memory_limits=tuple(memory_limits),
+    )
     for plan in seeds:
         try:
             orders = network.orders_of(plan(asked))
-        except ScheduleError:
+        except ScheduleError:  # it needs more memory
             continue
         if _within(network, orders):
             yield orders
+
+
+def _settled_seeds(
+    network: Network, hand_made: Iterable[Orders], budget: Budget, hopeless: float
+) -> list[Timed]:
+    """Seeds after double justification, and the hand-made ones as they are. At least one."""
+    keep = budget.left * (1 - SEED_SHARE)
+    bound = lower_bound(network) * (1 + GAIN)
+    pool: list[Timed] = []
+    for orders in hand_made:
+        pool.append(timed(network, orders, budget))
+        if cost_of(network, pool[-1]) <= bound:
+            return pool
+        pool += [settle(network, orders, budget) for settle in (settle_bold, settle_guarded)]
+    best = min((cost_of(network, t) for t in pool), default=inf)
+    tried: set[int] = set()
+    for settle, orders in _made_seeds(network, budget):
+        if pool and (budget.left < keep or best <= bound):
+            break
+        key = hash(tuple(map(tuple, orders)))
+        if key in tried or not _within(network, orders):
+            continue
+        tried.add(key)
+        margin = hopeless if settle is settle_bold else 10 * hopeless
+        pool.append(settle(network, orders, budget, best * (1 + margin)))
+        best = min(best, cost_of(network, pool[-1]))
+    return pool or [settle_guarded(network, _one_at_a_time(network), budget)]
+
+
+def _made_seeds(network: Network, budget: Budget) -> Iterator[tuple[Settle, Orders]]:
+    """Orders made for the costs, and how to settle them. Greedy rules come first where memory
+    hardly binds; else building blocks do, which know how to share it."""
+    greedy = ((settle_guarded, orders) for orders in greedy_orders(network, budget))
+    blocks = (
+        (settle, unroll(network, block))
+        for settle, block in zip(cycle((settle_bold, settle_guarded)), blocks_within(network))
+    )
+    if network.num_microbatches <= _in_flight(network) or network.placement.max_chunks == 1:
+        yield from greedy
+        yield from blocks
+    else:
+        yield from islice(blocks, 4)
+        for seeds in zip_longest(greedy, blocks, blocks):
+            yield from (seed for seed in seeds if seed is not None)
 
 
 def _within(network: Network, orders: Orders) -> bool:
     return all(p <= limit for p, limit in zip(peaks(network, orders), network.limits, strict=True))
 
 
-def _timed(network: Network, orders: Orders) -> Candidate:
-    return Candidate(cost_of_ends(network, retime(network, orders)), orders)
+def _one_at_a_time(network: Network) -> Orders:
+    """Each micro-batch all the way before the next: what any limits allow that allow a plan."""
+    kinds = (B, W) if network.split else (B,)
+    return [
+        [
+            *(3 * stage + F for stage in sorted(held)),
+            *(3 * stage + kind for stage in sorted(held, reverse=True) for kind in kinds),
+        ]
+        * network.num_microbatches
+        for held in network.placement.stages_by_rank
+    ]
 
 
-def _settled_seeds(
-    network: Network, request: PlanRequest, seeds: Sequence[Planner], budget: Budget
-) -> list[Candidate]:
-    """Seeds after double justification, best first. At least one."""
-    keep = budget.left * (1 - SEED_SHARE)
-    pool: list[Candidate] = []
-    tried: set[int] = set()
-    for orders in _hand_made(network, request, seeds):
-        pool.append(settle(network, orders, budget))
-    for block in blocks_within(network):
-        if budget.left < keep and pool:
-            break
-        orders = unroll(network, block)
-        key = hash(tuple(map(tuple, orders)))
-        if key in tried or not _within(network, orders):
-            continue
-        tried.add(key)
-        pool.append(settle(network, orders, budget))
-    return sorted(pool, key=lambda c: c.cost)
+# ---- the best of them ------------------------------------------------------
 
 
-def _polish_best(network: Network, pool: list[Candidate], budget: Budget) -> Candidate:
-    """Polish the four best seeds for a while, then the two best of them, then the best."""
+def _polish_best(
+    network: Network, pool: list[Timed], budget: Budget, value: Callable[[Timed], float]
+) -> Timed:
+    """Polish the four best of the pool for a while, then the two best of them, then the best."""
     bound = lower_bound(network)
+    pool = _distinct(sorted(pool, key=value))[:6]
+    if value(pool[0]) <= bound * (1 + GAIN):
+        return pool[0]
+    pool = [min(t, finish(network, t, budget), key=value) for t in pool]
+    pool = sorted(pool, key=value)[:4]
     total = budget.left
     for number in (4, 2, 1):
-        leaders = _distinct(pool)[:number]
         share = Budget(0)
-        for k, leader in enumerate(leaders):
-            share.left += total / 3 / len(leaders)
-            pool.append(polish(network, leader, share, bound, seed=10 * number + k))
-        pool.sort(key=lambda c: c.cost)
+        for k, leader in enumerate(pool[:number]):
+            share.left += total / 3 / number
+            pool[k] = polish(network, leader, share, value, bound, seed=10 * number + k)
+        pool.sort(key=value)
     budget.spend(total)
     return pool[0]
 
 
-def _distinct(pool: Sequence[Candidate]) -> list[Candidate]:
-    found: list[Candidate] = []
+def _distinct(pool: Sequence[Timed]) -> list[Timed]:
+    found: list[Timed] = []
     for candidate in pool:
         if all(candidate.orders != other.orders for other in found):
             found.append(candidate)
     return found
 
 
-def _extend(network: Network, small: Network, pool: list[Candidate], budget: Budget) -> Candidate:
+# ---- from few micro-batches to many ----------------------------------------
+
+
+def _extend(network: Network, small: Network, pool: list[Timed], budget: Budget) -> Timed:
     """The best plan for all micro-batches that repeats the steady part of a small one."""
-    leaders = sorted(
-        (estimate, index)
-        for index, candidate in enumerate(pool)
-        if (estimate := _estimate(network, small, candidate)) is not None
-    )
-    chosen = [pool[index] for _, index in leaders[:4]]
-    if chosen:
-        chosen.append(_polish_best(small, chosen[:2], budget))
-    extended = [candidate for leader in chosen if (candidate := _extended(network, small, leader))]
+
+    def estimate(candidate: Timed) -> float:
+        """The cost with the fastest usable pattern repeated."""
+        usable = _usable(network, small, candidate)
+        added = network.num_microbatches - small.num_microbatches
+        return cost_of(small, candidate) + added * usable[0].time if usable else inf
+
+    pool = [candidate for candidate in pool if estimate(candidate) < inf]
+    if pool:
+        pool.append(_polish_best(small, pool, budget, estimate))
+    pool.sort(key=estimate)
+    extended = [
+        found
+        for leader in pool[:4]
+        if (found := _extended(network, small, leader, budget)) is not None
+    ]
     if not extended:
-        first = next(iter(blocks_within(network)))
-        extended = [settle(network, unroll(network, first), budget)]
-    best = min(extended, key=lambda c: c.cost)
-    again = justify_both(network, best.orders, budget)
-    return min(best, again, key=lambda c: c.cost)
+        extended = [timed(network, _one_at_a_time(network), budget)]
+    best = min(extended, key=lambda t: cost_of(network, t))
+    return guarded_rounds(network, best, budget, most=4)
 
 
-def _usable(network: Network, small: Network, candidate: Candidate) -> list[Pattern]:
+def _usable(network: Network, small: Network, candidate: Timed) -> list[Pattern]:
     added = network.num_microbatches - small.num_microbatches
-    return [p for p in patterns(small, candidate.orders) if added % p.length == 0]
+    return [p for p in patterns(small, candidate) if added % p.length == 0]
 
 
-def _estimate(network: Network, small: Network, candidate: Candidate) -> float | None:
-    """The cost with the fastest usable pattern repeated, or None without one."""
-    usable = _usable(network, small, candidate)
-    added = network.num_microbatches - small.num_microbatches
-    return candidate.cost + added * usable[0].time if usable else None
-
-
-def _extended(network: Network, small: Network, candidate: Candidate) -> Candidate | None:
+def _extended(network: Network, small: Network, candidate: Timed, budget: Budget) -> Timed | None:
     """The candidate with a pattern repeated: the best of the three fastest patterns."""
     added = network.num_microbatches - small.num_microbatches
     found = []
     for pattern in _usable(network, small, candidate)[:3]:
         orders = repeated(small, candidate.orders, pattern, added // pattern.length)
         try:
-            found.append(_timed(network, orders))
+            found.append(timed(network, orders, budget))
         except Stuck:
             continue
-    return min(found, key=lambda c: c.cost, default=None)
+    return min(found, key=lambda t: cost_of(network, t), default=None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .justify import retime
+from .justify import Timed
 from .network import Network, Orders
 
 
@@ -23,13 +23,14 @@ class Pattern(NamedTuple):
     first: int  # the micro-batch at whose F it begins
 
 
-def patterns(network: Network, orders: Sequence[Sequence[int]]) -> list[Pattern]:
+def patterns(network: Network, timed: Timed) -> list[Pattern]:
     """The patterns in the orders, fastest first."""
+    orders = timed.orders
     cuts = _cuts(network, orders)
-    ends = retime(network, orders)
+    firsts = [timed.ends[lanes[0]] for lanes in network.lanes_by_rank]
     found = []
     for first, last in _equal_states(network, orders, cuts):
-        time = max(row[cut[last]] - row[cut[first]] for row, cut in zip(ends, cuts, strict=True))
+        time = max(ends[last] - ends[first] for ends in firsts)
         found.append(Pattern(time / (last - first), last - first, first))
     return sorted(found)
 

@@ -86,11 +86,6 @@ class Network:
     def num_instructions(self) -> int:
         return self.num_microbatches * sum(map(len, self.lanes_by_rank))
 
-    def with_microbatches(self, num_microbatches: int) -> Network:
-        return Network(
-            self.placement, self.costs, num_microbatches, self.split, self.limits, self.objective
-        )
-
     @cached_property
     def forward(self) -> View:
         costs, last = self.costs, self.placement.last_stage

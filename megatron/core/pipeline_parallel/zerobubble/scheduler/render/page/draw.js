@@ -123,7 +123,7 @@ class Chart {
     const width = (end - start) * scale.perTime;
     if (x > LAYOUT.left + scale.inner || x + width < LAYOUT.left) return;
     const shades = style.shades[op];
-    if (op === "AR") {
+    if (isMark(op)) {
       context.fillStyle = shades[0];
       context.beginPath();
       context.moveTo(x, top + height);

@@ -66,9 +66,10 @@ function showFigures() {
     Object.assign(row.dataset, { makespan: timing.makespan, longestSpan: timing.longestSpan });
     body.append(row);
     if (plan.measured) {
+      const ran = plan.measured.map((row) => row.map((bar) => bar.instruction));
       const starts = plan.measured.map((row) => row.map((bar) => bar.start));
       const ends = plan.measured.map((row) => row.map((bar) => bar.end));
-      body.append(figureRow("as measured", figuresOf(starts, ends), "", ""));
+      body.append(figureRow("as measured", figuresOf(ran, starts, ends), "", ""));
     }
   });
   if (plans.length === 2) {
@@ -128,7 +129,7 @@ function addLegend() {
     return box;
   };
   for (const op of OPS.filter((name) => used.has(name))) {
-    const shades = data.style.shadesOf[chunks][op].slice(0, op === "AR" ? 1 : chunks);
+    const shades = data.style.shadesOf[chunks][op].slice(0, isMark(op) ? 1 : chunks);
     legend.append(element("span", {}, ...shades.map(swatch), `${op}: ${data.meaning[op]}`));
   }
   const idle = swatch(data.style.idle);

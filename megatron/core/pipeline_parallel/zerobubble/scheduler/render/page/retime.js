@@ -19,8 +19,13 @@ function parseProgram(text) {
   });
 }
 
+/** AR and PV fix a moment and take no time. */
+function isMark(op) {
+  return op === "AR" || op === "PV";
+}
+
 function durationOf({ op, stage }, costs) {
-  if (op === "AR") return 0;
+  if (isMark(op)) return 0;
   if (op === "BW") return costs.B[stage] + costs.W[stage];
   return costs[op][stage];
 }
@@ -57,15 +62,17 @@ function retime(plan, costs) {
       }
     });
   }
-  return { starts, ends, transfer: costs.transfer, ...figuresOf(starts, ends) };
+  return { starts, ends, transfer: costs.transfer, ...figuresOf(plan.programs, starts, ends) };
 }
 
 /** Makespan, longest span, both bubble rates, work of the busiest rank. */
-function figuresOf(starts, ends) {
+function figuresOf(programs, starts, ends) {
   const used = ends.map((row, rank) => rank).filter((rank) => ends[rank].length);
+  const begins = programs.map((program, rank) =>
+    starts[rank][Math.max(0, program.findIndex(({ op }) => !isMark(op)))]);
   const first = Math.min(...used.map((rank) => starts[rank][0]));
   const makespan = Math.max(...used.map((rank) => ends[rank].at(-1))) - first;
-  const longestSpan = Math.max(...used.map((rank) => ends[rank].at(-1) - starts[rank][0]));
+  const longestSpan = Math.max(...used.map((rank) => ends[rank].at(-1) - begins[rank]));
   const busy = used.map((rank) =>
     ends[rank].reduce((sum, end, step) => sum + end - starts[rank][step], 0));
   const work = Math.max(...busy);
