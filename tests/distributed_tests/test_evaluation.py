@@ -147,7 +147,7 @@ _LINE = re.compile(
     r" lm loss: (?P<loss>\d\.\d{6}E[+-]\d\d) \|"
     r" loss scale: (?P<scale>\d+\.\d) \|"
     r" grad norm: (?P<norm>\d+\.\d{3}) \|"
-    r"(?: optimizer rollback: (?P<rollbacks>\d+\.\d) \|)?"  # where post-validation is on
+    r"(?: optimizer rollback: \d+\.\d \|)?"  # where post-validation is on
     r" number of skipped iterations: +(?P<skipped>\d+) \|"
     r" number of nan iterations: +(?P<nan>\d+) \|"
 )
