@@ -1,5 +1,7 @@
 """Writes docs/schedules.md and the pictures in docs/pictures/ from the registered schedules.
 
+The pictures include those of docs/post_validation.md, which is written by hand.
+
 python tools/generate_schedule_docs.py            # write them
 python tools/generate_schedule_docs.py --check    # exit 1 if something there is stale
 
@@ -18,6 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
+from megatron.core.pipeline_parallel.zerobubble.scheduler.render.back_to_back import (
+    with_meeting,
+    with_post_validation,
+)
 from megatron.core.pipeline_parallel.zerobubble.scheduler.render.compare import (
     Comparison,
     compare,
@@ -38,6 +44,8 @@ PICTURES = Path("docs/pictures")
 TEXTS = Path(__file__).with_name("schedule_texts.json")
 
 PICTURE_SIZES = Question(num_ranks=4, num_microbatches=8)
+STEP_SCHEDULE = "zb-h2"  # of which ranks that meet lose the most
+STEP_PICTURE_WIDTH = 1400  # pixels
 # GPT 6.2B on 8 ranks of A100, arXiv:2401.10241 table 9, in microseconds.
 MEASURED = EqualRanks(forward=29718, input_grad=29444, weight_grad=19927, transfer=527)
 
@@ -127,7 +135,32 @@ def all_contents() -> dict[Path, str]:
         for name in SCHEDULES
         for picture in pictures_of(name)
     }
-    return {**contents, DOCUMENT: document()}
+    return {**contents, **step_pictures(), DOCUMENT: document()}
+
+
+def step_pictures() -> dict[Path, str]:
+    """Two iterations in a row, where ranks meet at the optimizer step and where they do not."""
+    one = PICTURE_SIZES.answer(STEP_SCHEDULE)
+    period = {"meeting": one.makespan, "post-validation": one.longest_span}
+    both = {
+        "meeting": with_meeting(one.plan, one.costs),
+        "post-validation": with_post_validation(one.plan, one.costs),
+    }
+    words = {
+        "meeting": "ranks meet at the optimizer step",
+        "post-validation": "optimizer post-validation: each rank steps and goes on",
+    }
+    width = STEP_PICTURE_WIDTH
+    return {
+        PICTURES / f"steps-{name}.svg": to_svg(
+            both[name],
+            # About one scale for both pictures.
+            width=round(width * both[name].makespan / both["meeting"].makespan),
+            title=f"Two iterations of {STEP_SCHEDULE}: {words[name]}",
+            subtitle=f"an iteration and its step every {compact(period[name])} units of time",
+        )
+        for name in both
+    }
 
 
 def stale_files(contents: dict[Path, str]) -> list[Path]:

@@ -27,6 +27,7 @@ from megatron.core.pipeline_parallel.zerobubble.runtime.channels import Pipeline
 from megatron.core.pipeline_parallel.zerobubble.runtime.compute import StageCompute
 from megatron.core.pipeline_parallel.zerobubble.runtime.pipeline_runtime import PipelineRuntime
 from megatron.core.pipeline_parallel.zerobubble.scheduler.passes.communication import (
+    Channel,
     all_channels,
     lower,
 )
@@ -197,7 +198,10 @@ def _report_parameters(session: Session, modules: list[torch.nn.Module]) -> None
 
 def _build_runtime(session: Session, stages: list[StageCompute]) -> PipelineRuntime:
     run, groups = session.run, session.groups
-    channels = all_channels(lower(session.pipeline.plan_for(run.num_microbatches)))
+
+    def channels() -> tuple[Channel, ...]:
+        return all_channels(lower(session.pipeline.plan_for(run.num_microbatches)))
+
     return PipelineRuntime(
         stages=stages,
         groups=PipelineGroups.for_channels(run.sizes.groups("pp"), groups.pp, channels),

@@ -261,6 +261,7 @@ def _timings_ms(trainer: Trainer, iterators: StageIterators) -> dict[str, float]
     timings["waiting"] = 1e3 * times.waiting
     timings["communication"] = 1e3 * times.communication
     timings["data"] = 1e3 * sum(i.take_waited_s() for i in iterators if i is not None)
+    timings["compute F"] -= timings["data"]  # it reads the data
     return timings
 
 

@@ -97,14 +97,14 @@ class _Poison:
         last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
         if iteration not in self._iterations or not last:
             return
-        optimizer, step = trainer.optimizer, trainer.optimizer.step
+        optimizer, unscale = trainer.optimizer, trainer.optimizer.unscale
 
-        def poisoned() -> Any:
-            del optimizer.step  # type: ignore[attr-defined]
+        def poisoned() -> None:  # the first thing that a step does, early or not
+            del optimizer.unscale  # type: ignore[attr-defined]
             optimizer.entries[0].grad.view(-1)[0] = self._value
-            return step()
+            unscale()
 
-        optimizer.step = poisoned  # type: ignore[method-assign]
+        optimizer.unscale = poisoned  # type: ignore[method-assign]
 
 
 @pytest.mark.timeout(120)

@@ -146,7 +146,7 @@ def test_the_time_of_a_step_is_broken_down(pool: Any, tmp_path: pathlib.Path) ->
         assert set(shown) == set(names)
         assert all(shown[name] > 0 for name in ("compute F", "compute B", "compute W"))
         # The wait for data is within F; the others are parts of one time, each rounded.
-        parts = sum(shown[name] for name in names if name != "data")
+        parts = sum(shown[name] for name in names)
         assert 0 < parts <= elapsed + 0.1 * len(names)
         timings = record["timings_ms"]
         assert all(abs(timings[name] - shown[name]) < 0.06 for name in names)

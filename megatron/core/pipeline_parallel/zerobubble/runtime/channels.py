@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -88,24 +88,25 @@ class PipelineGroups:
         cls,
         pipelines: Sequence[Sequence[int]],
         group: dist.ProcessGroup | None,
-        channels: Sequence[Channel],
+        channels: Callable[[], Sequence[Channel]],
         *,
         timeout: datetime.timedelta | None = None,
     ) -> PipelineGroups:
         """Groups for these channels. Collective: every rank of the job calls it alike.
 
-        `pipelines` lists the global ranks of every pipeline of the job.
+        `pipelines` lists the global ranks of every pipeline of the job. `channels` is asked on nccl
+        only: elsewhere all channels share one group.
         """
         if group is None or dist.get_backend(group) != "nccl":
             return cls(group)
         mine: dict[Channel, dist.ProcessGroup] = {}
         control = None
-        me = dist.get_rank()
+        me, wanted = dist.get_rank(), channels()
         for ranks in pipelines:
             made = dist.new_group(list(ranks), timeout=timeout, backend="gloo")
             if me in ranks:
                 control = made
-            for channel in channels:
+            for channel in wanted:
                 pair = sorted((ranks[channel.source], ranks[channel.target]))
                 made = dist.new_group(pair, timeout=timeout, backend="nccl")
                 if me in pair:

@@ -139,7 +139,8 @@ class Executor:
         self._sent_for = 0.0
         instruction = step.instruction
         if self._profiled:
-            with torch.profiler.record_function(str(instruction)):
+            # A name that begins with a digit would lose it in the profiler's tables.
+            with torch.profiler.record_function(f"pipeline {instruction}"):
                 self._handlers[instruction.op](instruction)
         else:
             self._handlers[instruction.op](instruction)

@@ -25,20 +25,28 @@ _NARROWEST, _WIDEST = 900, 2800  # pixels, where the width is ours to choose
 _FONT = "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\""
 
 
-def to_svg(timeline: Timeline, *, unit: str = "", width: int | None = None) -> str:
+def to_svg(
+    timeline: Timeline,
+    *,
+    unit: str = "",
+    width: int | None = None,
+    title: str | None = None,
+    subtitle: str | None = None,
+) -> str:
     """The whole picture as SVG text; `unit` is that of the times.
 
+    `title` and `subtitle` stand in place of the plan's name and sizes, and of its figures.
     `width` is in pixels; None takes what the numbers need, within limits. Operations that are too
     short for the widest micro-batch number are drawn without numbers.
     """
     width = width or _fitting_width(timeline)
     shown = TimeUnit.fit(unit, timeline.makespan)
-    subtitle = _figures(timeline, shown)
+    subtitle = subtitle or _figures(timeline, shown)
     legend = _legend(timeline, width)
     chart_height = timeline.plan.num_ranks * (_ROW + _ROW_GAP)
     legend_top = _CHART_TOP + chart_height + _AXIS
     height = legend_top + _LEGEND_LINE * len(legend) + _MARGIN
-    title = heading(timeline)
+    title = title or heading(timeline)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" {_FONT} font-size="11">',
