@@ -58,7 +58,7 @@ def check(plan: Plan, look_ahead: int) -> None:
                 assert message.channel.target == program.rank
                 posted.setdefault(message.channel, []).append(message)
             waits = {(LETTER[m.value.kind], *m.value[1:]) for m in step.waits}
-            needs = required(step.instruction, plan.placement.num_stages)
+            needs = required(step.instruction, plan.placement)
             assert waits == {key for key in needs if rank_of[key[1]] != program.rank}
             for message in step.waits:
                 assert message in posted[message.channel]

@@ -13,6 +13,7 @@ from ..request import PlanRequest
 from ..search.engine import search_plan
 from .one_f_one_b import plan_1f1b
 from .zb_handmade import plan_zb_h1, plan_zb_h2
+from .zb_rounds import plan_zb_rounds
 
 
 def plan_zb(request: PlanRequest) -> Plan:
@@ -31,7 +32,7 @@ def plan_zb(request: PlanRequest) -> Plan:
         request,
         split=True,
         memory_limits=limits,
-        seeds=(_split_1f1b, plan_zb_h1, plan_zb_h2),
+        seeds=(_split_1f1b, plan_zb_h1, plan_zb_h2, plan_zb_rounds),
     )
 
 
