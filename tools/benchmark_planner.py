@@ -185,19 +185,25 @@ def chosen(cases: Sequence[Case], options: argparse.Namespace) -> list[Case]:
 
 def show_answers(title: str, cases: Sequence[Case], options: argparse.Namespace) -> list[Answer]:
     questions = chosen(cases, options)
+    if not questions:
+        raise ScheduleError(
+            f"{title}: no row is left of {len(cases)}; give a larger part with --only, --max-size "
+            "and --rows"
+        )
     print(f"\n{title}: {len(questions)} of {len(cases)} rows\n\n{report.ROW_HEADS}", flush=True)
     answers = []
     for found in in_turn(answer, questions, options.jobs):
         answers.append(found)
         if not options.quiet or found.verdict in FAILURES:
             print(report.row_line(found), flush=True)
-    if answers:
-        print(f"\n{report.summary(answers)}")
+    print(f"\n{report.summary(answers)}")
     return answers
 
 
 def show_speed(options: argparse.Namespace) -> list[SpeedRow]:
     questions = [case for case in speed_cases() if not options.only or case[0] in options.only]
+    if not questions:
+        raise ScheduleError("--only names none of our schedules, and --speed times no others")
     print("\nplanning, validation and communication pass, default limits and budget\n", flush=True)
     rows = []
     for row in in_turn(measured, questions, options.jobs):

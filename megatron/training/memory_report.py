@@ -145,11 +145,13 @@ def theoretical_report(
     *,
     distributed_optimizer_size: int = 1,
     activations: ActivationSizes | None = None,
+    undo_bytes_per_parameter: float | None = None,
 ) -> list[str]:
     """The lines of the estimate.
 
     `activations` is None where its formula does not hold: with full recompute, or with tensor but
-    not sequence parallel.
+    not sequence parallel. `undo_bytes_per_parameter` is what post-validation copies of each
+    parameter that a rank steps, None without it.
     """
     lines = [
         f"Number of parameters in transformer layers in billions:  "
@@ -165,11 +167,18 @@ def theoretical_report(
     )
     footprint = f"Theoretical memory footprints: weight and optimizer={weights / _MEGABYTE:.2f} MB"
     if activations is None:
-        return [*lines, footprint]
-    layer, all_layers = activations.bytes_per_layer, activations.bytes
-    return [
-        *lines,
-        f"Activation memory footprint per transformer layer: {layer / _MEGABYTE:.1f} MB",
-        f"{footprint}, activation={all_layers / _MEGABYTE:.2f} MB, "
-        f"total={(weights + all_layers) / _MEGABYTE:.2f} MB",
-    ]
+        lines.append(footprint)
+    else:
+        layer, all_layers = activations.bytes_per_layer, activations.bytes
+        lines += [
+            f"Activation memory footprint per transformer layer: {layer / _MEGABYTE:.1f} MB",
+            f"{footprint}, activation={all_layers / _MEGABYTE:.2f} MB, "
+            f"total={(weights + all_layers) / _MEGABYTE:.2f} MB",
+        ]
+    if undo_bytes_per_parameter is not None:
+        undo = counts.most_loaded_shard * undo_bytes_per_parameter / distributed_optimizer_size
+        lines.append(
+            f"Undo copies for optimizer post-validation: {undo / _MEGABYTE:.2f} MB, not in the "
+            "total; held from a step to its validation in the next warm-up"
+        )
+    return lines

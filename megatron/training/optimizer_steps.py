@@ -114,6 +114,8 @@ class OptimizerSteps:
         self._rollbacks_in_a_row = self._rollbacks_in_a_row + 1 if result.rolled_back else 0
         if self._rollbacks_in_a_row >= _SUSPEND_AFTER:
             self._rollbacks_in_a_row, self._suspended_for = 0, _SUSPEND_FOR
+            if not self._trainer.session.is_first_rank:  # all ranks know the same
+                return
             logger.warning(
                 "optimizer post-validation: the steps of %d iterations up to %d were rolled back, "
                 "as gradients were clipped or not finite; ranks meet at the step for the next %d "

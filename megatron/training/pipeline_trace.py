@@ -33,11 +33,10 @@ class PipelineTrace:
     def record(self, iteration: int, executed: list[Executed]) -> None:
         """Keep one iteration of this rank; older ones are dropped.
 
-        Forwards that a wrong optimizer step made void ran twice (post-validation); the second run
-        is the one that the iteration goes on from.
+        Forwards that a wrong optimizer step made void ran twice (post-validation): both are kept,
+        the first marked as void.
         """
-        latest = {item.instruction: item for item in executed}
-        self._iterations[iteration] = sorted(latest.values(), key=lambda item: item.start)
+        self._iterations[iteration] = executed
         self._iterations.pop(iteration - _KEPT_ITERATIONS, None)
 
     def write(self) -> None:
@@ -50,6 +49,7 @@ class PipelineTrace:
                 1e6 * (item.start + self._offset),
                 1e6 * (item.end - item.start),
                 iteration,
+                item.void,
             )
             for iteration, executed in self._iterations.items()
             for item in executed

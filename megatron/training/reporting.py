@@ -121,8 +121,10 @@ def _log_start(trainer: Trainer) -> None:
     for part, choice in kernel_choices(trainer.model[0].config, trainer.session.device).items():
         logger.info("kernel: %s: %s", part, choice)
     _log_split(trainer)
-    if trainer.session.groups.sizes.pp > 1:
+    pipelined = trainer.session.groups.sizes.pp > 1
+    if pipelined or trainer.session.run.zero_bubble.enable_optimizer_post_validation:
         _log_post_validation(trainer)
+    if pipelined:
         _log_prediction(trainer)
     if trainer.session.run.logging.log_throughput:
         logger.info("%s", throughput_notice("causal", trainer.session.model_sizes))
@@ -223,10 +225,12 @@ def _memory_estimate(trainer: Trainer) -> list[str]:
             tensor_parallel_size=session.groups.sizes.tp,
             peak_layers_in_flight=peak_layers_in_flight(plan, session.pipeline.layers_per_stage),
         )
+    early = trainer.post_validation
     return theoretical_report(
         trainer.parameter_counts,
         distributed_optimizer_size=session.groups.sizes.dp if sharded else 1,
         activations=activations,
+        undo_bytes_per_parameter=early.undo_bytes_per_parameter if early is not None else None,
     )
 
 

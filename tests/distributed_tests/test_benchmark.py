@@ -41,6 +41,29 @@ def test_emulated(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     assert "zb-interleaved" in capsys.readouterr().out
 
 
+def test_steps(tmp_path: pathlib.Path) -> None:
+    sizes = "--ranks 2 --microbatches-per-rank 2 --pass-ms 1 --hidden-size 8 --repeats 2"
+    figures = _run(tmp_path, "steps", *sizes.split(), "--schedules", "zb-v", "--in-a-row", "2")
+    rows = {(row["runtime"], row["step"]): row for row in figures["results"]}
+    kinds = [("ours", "early"), ("ours", "meeting"), ("ours", "none"), ("torch", "none")]
+    assert list(rows) == kinds
+    for row in rows.values():
+        assert len(row["repeats_ms"]) == 2
+        assert row["span_ms"] >= 4 * 3  # m (T_F + T_B + T_W)
+        # Between two ends of the last rank it has slept through all its passes.
+        assert min(row["repeats_ms"]) >= 4 * 3
+    # Two to warm up, then twice one that starts the clock and two that count.
+    counts = {kind: (row["steps"], row["early_steps"]) for kind, row in rows.items()}
+    assert [counts[kind] for kind in kinds] == [(8, 8), (8, 0), (None, None), (None, None)]
+    assert rows["ours", "early"]["rollbacks"] == 0
+    # Passes this short have no target for the period.
+    assert [verdict["claim"] for verdict in figures["verdicts"]] == [
+        "steps not taken early",
+        "steps rolled back",
+    ]
+    assert all(verdict["reached"] for verdict in figures["verdicts"])
+
+
 def test_compute_trains_the_same_model_on_both_runtimes(tmp_path: pathlib.Path) -> None:
     sizes = "--num-layers 4 --hidden-size 16 --ffn-hidden-size 24 --vocab-size 64 --seq-length 8"
     cases = "--microbatches 4 --repeats 1 --schedules zb-h1 zb-interleaved"

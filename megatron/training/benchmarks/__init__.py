@@ -11,6 +11,7 @@
 
 and in the process that started them:
 
+    command_line  the flags
     reports     from times to rows of figures      verdicts  targets, and whether reached
     step_reports  the same for `steps`
 """

@@ -156,7 +156,11 @@ def calibrate(sizes: LlamaSizes, placements: Sequence[Placement], repeats: int) 
 
 
 class PassWatch:
-    """Times the passes of this rank's stages outside a pipeline, all ranks at the same time."""
+    """Times the passes of this rank's stages outside a pipeline, all ranks at the same time.
+
+    Two micro-batches are under way, as in a pipeline: a pass that follows the one before it on the
+    same micro-batch finds everything in the processor's caches, and is 2 to 3 % faster.
+    """
 
     def __init__(self, stages: Sequence[StageCompute], sizes: LlamaSizes) -> None:
         self._stages = stages
@@ -166,24 +170,25 @@ class PassWatch:
         self._taken: dict[int, list[StageSeconds]] = {s.context.stage: [] for s in stages}
 
     def step(self) -> None:
-        """Run every stage once split and once fused."""
+        """Run two micro-batches through every stage, once split and once fused."""
         for stage in self._stages:
             grad = None if stage.context.is_last else self._activation
-            passes: list[tuple[Callable[..., object], tuple[Any, ...]]] = [
-                (self._forward, (stage,)),
-                (partial(stage.input_backward, hand_on=_nowhere), (0, grad)),
-                (stage.weight_backward, (0,)),
-                (self._forward, (stage,)),
-                (partial(stage.full_backward, hand_on=_nowhere), (0, grad)),
-            ]
-            seconds = []
-            for function, arguments in passes:
-                start = time.perf_counter()
-                function(*arguments)
-                seconds.append(time.perf_counter() - start)
-            forward, input_grad, weight_grad, _, full = seconds
-            taken = StageSeconds(forward, input_grad, weight_grad, full)
-            self._taken[stage.context.stage].append(taken)
+            forward = self._seconds(partial(self._forward, stage))
+            input_grad = self._seconds(partial(stage.input_backward, grad=grad, hand_on=_nowhere))
+            weight_grad = self._seconds(stage.weight_backward)
+            self._seconds(partial(self._forward, stage))
+            full = self._seconds(partial(stage.full_backward, grad=grad, hand_on=_nowhere))
+            passes = zip(forward, input_grad, weight_grad, full, strict=True)
+            self._taken[stage.context.stage] += [StageSeconds(*taken) for taken in passes]
+
+    def _seconds(self, run_pass: Callable[[int], object]) -> list[float]:
+        """How long the pass takes, of one micro-batch after the other."""
+        seconds = []
+        for microbatch in range(2):
+            start = time.perf_counter()
+            run_pass(microbatch)
+            seconds.append(time.perf_counter() - start)
+        return seconds
 
     def medians(self) -> dict[int, StageSeconds]:
         return {
@@ -191,9 +196,9 @@ class PassWatch:
             for stage, taken in self._taken.items()
         }
 
-    def _forward(self, stage: StageCompute) -> None:
+    def _forward(self, stage: StageCompute, microbatch: int) -> None:
         stage.forward(
-            0,
+            microbatch,
             None if stage.context.is_first else self._activation,
             forward_step=_forward_step,
             data_iterator=iter([self._batch]),

@@ -158,7 +158,7 @@ def _published_bound(case: Case, limit: float) -> float:
     V placement with T_F = T_B = T_W (arXiv:2405.15362, figure 13); else 0."""
     costs = case.costs
     equal = costs.forward == costs.input_grad == costs.weight_grad
-    if case.placement.name != "v" or not equal or case.num_microbatches < case.num_ranks > 2:
+    if case.placement.name != "v" or not equal or case.num_microbatches < case.num_ranks:
         return 0.0
     held = int(limit * 2 / costs.held_f_to_b)
     passes = 6 * case.num_microbatches + max(0, 6 * case.num_ranks - 3 * held - 1)

@@ -12,12 +12,16 @@ from megatron.training.benchmarks.planner_cases import (
     Answer,
 )
 from megatron.training.benchmarks.planner_speed import SpeedRow
-from megatron.training.benchmarks.tables import table
 
 ROW_HEADS = (
     f"{'against':<25} {'ours':<14} {'p':>2} {'m':>3} {'TF,TB,TW,Tc':<27} {'limit':>9} "
     f"{'peak':>6} {'cost':>10} {'theirs':>10} {'excess':>8} {'bubble':>6} {'theirs':>6} "
     f"{'gap':>7} {'s':>6}  verdict"
+)
+
+SUMMARY_HEADS = (
+    f"{'against':<25} {'ours':<14} {'rows':>5} {'better':>6} {'equal':>6} {'worse':>6} "
+    f"{'worst excess':>12} {'mean excess':>11} {'worst gap':>9} {'mean gap':>8} {'longest s':>9}"
 )
 
 
@@ -55,26 +59,20 @@ def summary(answers: Sequence[Answer]) -> str:
     groups: dict[tuple[str, str], list[Answer]] = {}
     for answer in answers:
         groups.setdefault((group_of(answer), _ours(answer)), []).append(answer)
-    heads = ["against", "ours", "rows", "better", "equal", "worse", "worst excess"]
-    lines = [[*heads, "mean excess", "worst gap", "mean gap", "longest s"]]
+    lines = [SUMMARY_HEADS]
     for (name, ours), group in [*groups.items(), (("all", ""), list(answers))]:
         gaps = [a.gap for a in group if a.gap is not None]
         excesses = [a.excess for a in group]
+        better, equal = (sum(a.verdict == word for a in group) for word in (BETTER, EQUAL))
+        worse = sum(a.verdict in FAILURES for a in group)
         lines.append(
-            [
-                name,
-                ours,
-                str(len(group)),
-                *(str(sum(a.verdict == word for a in group)) for word in (BETTER, EQUAL)),
-                str(sum(a.verdict in FAILURES for a in group)),
-                f"{max(excesses):+.4%}",
-                f"{sum(excesses) / len(excesses):+.3%}",
-                f"{max(gaps):.2%}" if gaps else "-",
-                f"{sum(gaps) / len(gaps):.2%}" if gaps else "-",
-                f"{max(a.plan_s for a in group):.2f}",
-            ]
+            f"{name:<25} {ours:<14} {len(group):>5} {better:>6} {equal:>6} {worse:>6} "
+            f"{max(excesses):>+12.4%} {sum(excesses) / len(excesses):>+11.3%} "
+            f"{_figure(max(gaps, default=None), '.2%'):>9} "
+            f"{_figure(sum(gaps) / len(gaps) if gaps else None, '.2%'):>8} "
+            f"{max(a.plan_s for a in group):>9.2f}"
         )
-    return table(lines)
+    return "\n".join(lines)
 
 
 def group_of(answer: Answer) -> str:

@@ -17,7 +17,16 @@ from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import (
 )
 from megatron.core.pipeline_parallel.zerobubble.scheduler.request import PlanRequest
 from megatron.core.pipeline_parallel.zerobubble.scheduler.validate import validate
-from megatron.training.benchmarks import compute, emulated, reports, split, tables, torch_peer
+from megatron.training.benchmarks import (
+    compute,
+    emulated,
+    reports,
+    split,
+    step_reports,
+    steps,
+    tables,
+    torch_peer,
+)
 from megatron.training.benchmarks.llama import LlamaSizes
 from megatron.training.benchmarks.measure import Contestant, RankTime, Times, join, measure
 from megatron.training.benchmarks.verdicts import Verdict, over_ideal_limit
@@ -31,6 +40,10 @@ def test_defaults_are_the_cases_that_the_targets_are_stated_for() -> None:
     assert (options.ranks, options.microbatches_per_rank) == ([4, 8], [2, 3])
     assert options.pass_ms == [20.0, 60.0]
     assert options.schedules == list(SCHEDULES)
+    options = tool.parse_options(["steps"])
+    assert (options.ranks, options.microbatches_per_rank) == ([4, 8], [2, 3])
+    assert (options.pass_ms, options.in_a_row) == ([20.0, 60.0], 5)
+    assert options.schedules == ["zb-h2", "zb-v"]
     options = tool.parse_options(["compute"])
     assert (options.ranks, options.microbatches) == ([2], [4, 8])
     assert {"1f1b", "zb-h1", "zb-h2"} <= set(options.schedules)
@@ -70,7 +83,7 @@ def test_says_before_any_process_starts_what_cannot_be_measured(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("benchmark", ["emulated", "compute", "split-cost"])
+@pytest.mark.parametrize("benchmark", ["emulated", "steps", "compute", "split-cost"])
 def test_help_names_the_common_flags(benchmark: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         tool.main([benchmark, "--help"])
@@ -282,6 +295,74 @@ def test_tables_align_and_say_what_they_show() -> None:
         "reached      a: 1 (at most 2)",
         "NOT reached  b: 1 (at least 2)",
     ]
+
+
+# ---- steps: rows and verdicts ----------------------------------------------
+
+
+def _step_rows(
+    period_s: dict[str, float], counts: tuple[steps.StepCounts, ...]
+) -> list[step_reports.StepsRow]:
+    """Two periods of 1F1B with p = 2, m = 2 per contestant; `counts` are the ranks' early steps."""
+    times = {
+        name: [RankTime(0.0, (1.0, 1.0 + period, 1.0 + 2 * period), 0.1)]
+        for name, period in period_s.items()
+    }
+    measured = emulated.RankResult(times, 5e-5, 0.001, {"1f1b": _plan()}, {})
+    met = steps.StepCounts(4, 0, 0)
+    results = [
+        steps.StepsResult(measured, {"1f1b, early": rank, "1f1b, meeting": met}) for rank in counts
+    ]
+    return step_reports.rows(replace(_emulated_case(0.020), in_a_row=2), results)
+
+
+# 1F1B, p = 2, m = 2, T = 20 ms: rank 0 is the longest from its first to its last pass.
+_PERIODS = {
+    "1f1b, early": 1.04 * _IDEAL_S,
+    "1f1b, meeting": 1.2 * _IDEAL_S,
+    "1f1b, none": 1.02 * _IDEAL_S,
+    "torch 1f1b": 1.3 * _IDEAL_S,
+}
+
+
+def test_step_figures() -> None:
+    good = (steps.StepCounts(4, 4, 0), steps.StepCounts(4, 4, 0))
+    early, meeting, none, peer = rows = _step_rows(_PERIODS, good)
+    assert [(row.runtime, row.step) for row in rows] == [
+        ("ours", "early"),
+        ("ours", "meeting"),
+        ("ours", "none"),
+        ("torch", "none"),
+    ]
+    assert early.span_ms == early.makespan_ms == pytest.approx(1e3 * _IDEAL_S)
+    assert [row.over_span for row in rows] == pytest.approx([1.04, 1.2, 1.02, 1.3])
+    assert early.over_bound == pytest.approx(1.04 * _IDEAL_S / 0.120)
+    assert early.over_no_step == pytest.approx(1.04 / 1.02)
+    assert none.over_no_step is None and peer.over_no_step is None
+    assert (early.steps, early.early_steps, early.rollbacks) == (4, 4, 0)
+    assert (meeting.steps, meeting.early_steps) == (4, 0)
+    assert none.steps is None
+    head, first, *_ = tables.steps_table(rows).splitlines()
+    assert "longest span ms" in head
+    figures = "187.2 0.0% 180.0 180.0 1.0400 1.5600 1.0196"
+    assert first.split()[-7:] == figures.split()
+
+
+@pytest.mark.parametrize(
+    ("period_s", "counts", "reached"),
+    [
+        (1.049 * _IDEAL_S, (steps.StepCounts(4, 4, 0),) * 2, [True, True, True]),
+        (1.051 * _IDEAL_S, (steps.StepCounts(4, 4, 0),) * 2, [False, True, True]),
+        # One rank of two was late once; another time the step was wrong.
+        (_IDEAL_S, (steps.StepCounts(4, 4, 0), steps.StepCounts(4, 3, 0)), [True, False, True]),
+        (_IDEAL_S, (steps.StepCounts(4, 4, 0), steps.StepCounts(4, 4, 1)), [True, True, False]),
+    ],
+)
+def test_step_verdicts(
+    period_s: float, counts: tuple[steps.StepCounts, ...], reached: list[bool]
+) -> None:
+    rows = _step_rows({**_PERIODS, "1f1b, early": period_s}, counts)
+    assert [verdict.reached for verdict in step_reports.verdicts(rows)] == reached
 
 
 # ---- compute: rows and verdicts --------------------------------------------

@@ -258,6 +258,18 @@ def test_report_without_activations_and_with_a_distributed_optimizer() -> None:
     )
 
 
+def test_undo_copies_of_post_validation_have_a_line_of_their_own() -> None:
+    """12 bytes for each parameter of the fullest rank, cut over two replicas."""
+    counts = ParameterCounts(MB, 0, MB)
+    without = theoretical_report(counts, distributed_optimizer_size=2)
+    report = theoretical_report(counts, distributed_optimizer_size=2, undo_bytes_per_parameter=12.0)
+    assert report == [
+        *without,
+        "Undo copies for optimizer post-validation: 6.00 MB, not in the total; held from a step to "
+        "its validation in the next warm-up",
+    ]
+
+
 def test_tensor_parallel_ranks_share_the_activations() -> None:
     sizes = {
         "seq_length": 128,

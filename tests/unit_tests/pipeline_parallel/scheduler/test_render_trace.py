@@ -138,3 +138,19 @@ def test_bad_traces_are_refused_by_name(tmp_path: Path, data: Any, words: str) -
 def test_a_missing_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScheduleError, match="cannot be read: No such file"):
         load_trace(tmp_path / "none.json")
+
+
+def test_void_forwards_are_written_marked_and_passed_over(tmp_path: Path) -> None:
+    """The forward that ran again counts: in the order, and in the measured time."""
+    first = EVENTS[0]
+    void = first._replace(duration_us=77.0, void=True)
+    again = [event._replace(start_us=event.start_us + 77.0) for event in EVENTS]
+    data = trace_json([void, *again])
+    marked = [e for e in data["traceEvents"] if e["ph"] == "X" and "void" in e["args"]]
+    assert [(e["name"], e["dur"], e["args"]["void"]) for e in marked] == [
+        (str(first.instruction), 77.0, True)
+    ]
+    events = load(tmp_path, data)
+    assert first_difference(V_SPLIT, events) is None
+    assert len(events) == len(EVENTS) and not any(event.void for event in events)
+    assert min(event.start_us for event in events) == 0.0

@@ -8,11 +8,11 @@ from typing import Any
 
 
 class ReplayIterator:
-    """Keeps what it gives out, until it is told to start again or that it need not."""
+    """Keeps what it gives out, for one iteration, and gives it out again if asked to."""
 
     def __init__(self, source: Iterator[Any]) -> None:
         self._source = source
-        self._given: deque[Any] | None = deque()  # None: nothing is kept any more
+        self._given: deque[Any] = deque()
         self._again: deque[Any] = deque()
 
     def __iter__(self) -> ReplayIterator:
@@ -22,15 +22,9 @@ class ReplayIterator:
         if self._again:
             return self._again.popleft()
         item = next(self._source)
-        if self._given is not None:
-            self._given.append(item)
+        self._given.append(item)
         return item
 
     def start_again(self) -> None:
         """Give out once more what was given, then go on."""
-        assert self._given is not None, "what was given is not kept any more"
-        self._again, self._given = self._given, None
-
-    def forget(self) -> None:
-        """Keep nothing from now on."""
-        self._given = None
+        self._again, self._given = self._given, deque()

@@ -9,7 +9,8 @@ A file is one JSON object; `traceEvents` holds one complete event per instructio
 microseconds from any common origin. `iteration` tells iterations in one file apart and may be left
 out. Planned timelines (iteration 0) and measured runs use the same format. Other events
 (communication, optimizer, profilers) may be in the same file: those without `stage`, `op` and
-`microbatch` in `args` are passed over by `load_trace`.
+`microbatch` in `args` are passed over by `load_trace`. So are those with `"void": true` in `args`:
+forwards on the weights of a wrong optimizer step (post-validation), which ran again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class TraceEvent(NamedTuple):
     start_us: float
     duration_us: float
     iteration: int = 0
+    void: bool = False  # on weights of a wrong optimizer step; run again since
 
 
 def events_of(timeline: Timeline) -> list[TraceEvent]:
@@ -93,7 +95,7 @@ def _parse(data: Any) -> list[TraceEvent]:
     raw = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(raw, list):
         raise ScheduleError("it has no list 'traceEvents'")
-    events = [_from_event(event) for event in raw if _names_instruction(event)]
+    events = [_from_event(event) for event in raw if _counts(event)]
     if not events:
         raise ScheduleError("no event has stage, op and microbatch in its args")
     return events
@@ -149,6 +151,7 @@ def measured_costs(events: Sequence[TraceEvent], per_rank: EqualRanks | None = N
 
 def _as_event(event: TraceEvent) -> dict[str, Any]:
     op, stage, microbatch = event.instruction
+    void = {"void": True} if event.void else {}
     return {
         "name": str(event.instruction),
         "ph": "X",
@@ -161,13 +164,16 @@ def _as_event(event: TraceEvent) -> dict[str, Any]:
             "op": op.value,
             "microbatch": microbatch,
             "iteration": event.iteration,
+            **void,
         },
     }
 
 
-def _names_instruction(event: Any) -> bool:
+def _counts(event: Any) -> bool:
+    """Whether it is an instruction, and one whose result was used."""
     args = event.get("args") if isinstance(event, dict) else None
-    return isinstance(args, dict) and {"stage", "op", "microbatch"} <= set(args)
+    named = isinstance(args, dict) and {"stage", "op", "microbatch"} <= set(args)
+    return named and not (isinstance(args, dict) and args.get("void") is True)
 
 
 def _from_event(event: dict[str, Any]) -> TraceEvent:

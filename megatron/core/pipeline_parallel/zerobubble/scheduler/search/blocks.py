@@ -163,8 +163,8 @@ def blocks_within(network: Network) -> Iterator[Block]:
     period, the waits are short and the period is stretched as little as possible.
     """
     mixes = MIXES if network.split else [(real, 0.0) for real in (1.0, 0.0, 0.5)]
-    for real, late_w in mixes:
-        for direction in DIRECTIONS:
+    for direction in DIRECTIONS:
+        for real, late_w in mixes:
             shape = Shape(real=real, late_w=late_w)
             roomy = _longest_waits(network, shape, direction)
             if roomy:

@@ -1,8 +1,8 @@
 """The search for plans: from a placement, costs and memory limits to the fastest plan found.
 
-    hand-made orders    ─┐
-    greedy.py: list      ├─▶ settle each ──▶ polish the best ──▶ repeat its steady part
-    blocks.py: repeated ─┘   (improve.py)    (improve.py)        (extend.py)
+    hand-made orders      ─┐
+    greedy.py: list rules  ├─▶ settle each ──▶ polish the best ──▶ repeat its steady part
+    blocks.py: blocks     ─┘   (improve.py)    (improve.py)        (extend.py)
 
 For many micro-batches all but the last step work on a plan for a few, which has the same warm-up,
 steady part and cool-down. The work is bounded by a count of instructions placed.
@@ -10,7 +10,7 @@ steady part and cool-down. The work is bounded by a count of instructions placed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice, zip_longest
 from math import inf
@@ -23,7 +23,7 @@ from ..request import PlanRequest
 from .blocks import blocks_within, unroll
 from .bounds import least_limits, lower_bound
 from .extend import Pattern, patterns, repeated
-from .greedy import greedy_orders
+from .greedy import Rule, greedy_orders, rules_for
 from .improve import (
     GAIN,
     Budget,
@@ -32,6 +32,7 @@ from .improve import (
     polish,
     settle_bold,
     settle_guarded,
+    settle_undisturbed,
     timed,
 )
 from .justify import Stuck, Timed, cost_of
@@ -42,9 +43,9 @@ Settle = Callable[[Network, Orders, Budget, float], Timed]
 
 # Work, in instructions placed: so much for 8 ranks, growing with their number ...
 WORK = 120_000
-GROWTH = 1.5  # power
+GROWTH = 1.3  # power
 # ... but each instruction of the small plan at least and at most so often.
-LEAST_EFFORT, MOST_EFFORT = 30, 1000
+LEAST_EFFORT, MOST_EFFORT = 25, 1000
 SEED_SHARE = 0.5  # of the work, for trying seeds; the rest goes into polishing
 # How much slower than the best so far, relatively, a seed may be after its first round and still be
 # settled: in a search for the whole plan, and for a small plan, of which the period counts as well.
@@ -70,20 +71,26 @@ def search_plan(
     limits = tuple(limit * (1 + ROUNDING) for limit in memory_limits)
     network = Network(placement, costs, request.num_microbatches, split, limits, request.objective)
     _refuse_if_too_low(schedule, network, memory_limits)
-    hand_made = list(_hand_made(network, request, seeds, memory_limits))
     small = replace(network, num_microbatches=_small_size(network))
     budget = Budget(_work_for(small))
-    if small.num_microbatches == network.num_microbatches:
-        pool = _settled_seeds(network, hand_made, budget, HOPELESS)
+    greedy = _greedy_plans(small, budget) if _greedy_does_well(small) else []
+    whole = small.num_microbatches == network.num_microbatches
+    hand_made = [
+        timed(small, orders, budget) for orders in _hand_made(small, request, seeds, memory_limits)
+    ]
+    starts = [*hand_made, *(found for _, found in greedy)]
+    pool = _settled_seeds(small, starts, budget, HOPELESS if whole else HOPELESS_SMALL)
+    if whole:
         best = _polish_best(network, pool, budget, lambda t: cost_of(network, t))
     else:
-        small_seeds = _hand_made(small, request, seeds, memory_limits)
-        pool = _settled_seeds(small, small_seeds, budget, HOPELESS_SMALL)
-        best = _extend(network, small, pool, budget)
-        found = [timed(network, orders, budget) for orders in hand_made]
-        if placement.max_chunks == 1:  # often the best, and not always steady
-            found += [timed(network, orders, budget) for orders in greedy_orders(network, budget)]
-        best = min([best, *found], key=lambda t: cost_of(network, t))
+        found = [
+            *_hand_made(network, request, seeds, memory_limits),
+            *greedy_orders(network, [rule for rule, _ in greedy[:3]], budget),
+        ]  # which need not have a steady part
+        best = min(
+            [_extend(network, small, pool, budget), *(timed(network, o, budget) for o in found)],
+            key=lambda t: cost_of(network, t),
+        )
     return network.to_plan(schedule, best.orders)
 
 
@@ -104,12 +111,12 @@ def _refuse_if_too_low(schedule: str, network: Network, memory_limits: Sequence[
 
 
 def _small_size(network: Network) -> int:
-    """How many micro-batches to search with: enough for a steady part between warm-up and
-    cool-down, and such that patterns of most lengths fill up the rest."""
+    """How many micro-batches to search with: all, or where they are many enough for a steady part
+    between warm-up and cool-down, and such that patterns of most lengths fill up the rest."""
     m, num_ranks = network.num_microbatches, network.placement.num_ranks
     least = num_ranks + 2 * max(num_ranks, _in_flight(network))
     multiple = num_ranks if network.placement.name == "looped" else 12
-    return m if m <= least + multiple else least + (m - least) % multiple
+    return m if m <= 2 * least else least + (m - least) % multiple
 
 
 def _in_flight(network: Network) -> int:
@@ -144,23 +151,18 @@ def _hand_made(
 
 
 def _settled_seeds(
-    network: Network, hand_made: Iterable[Orders], budget: Budget, hopeless: float
+    network: Network, starts: Sequence[Timed], budget: Budget, hopeless: float
 ) -> list[Timed]:
-    """Seeds after double justification, and the hand-made ones as they are. At least one."""
+    """The starts as they are, and seeds after double justification. At least one."""
     keep = budget.left * (1 - SEED_SHARE)
     bound = lower_bound(network) * (1 + GAIN)
-    pool: list[Timed] = []
-    for orders in hand_made:
-        pool.append(timed(network, orders, budget))
-        if cost_of(network, pool[-1]) <= bound:
-            return pool
-        pool += [settle(network, orders, budget) for settle in (settle_bold, settle_guarded)]
-    best = min((cost_of(network, t) for t in pool), default=inf)
-    tried: set[int] = set()
-    for settle, orders in _made_seeds(network, budget):
+    pool = sorted(starts, key=lambda t: cost_of(network, t))
+    best = cost_of(network, pool[0]) if pool else inf
+    tried: set[tuple[Settle, int]] = set()
+    for settle, orders in _seeds(network, [t.orders for t in pool[:3]], budget):
         if pool and (budget.left < keep or best <= bound):
             break
-        key = hash(tuple(map(tuple, orders)))
+        key = (settle, hash(tuple(map(tuple, orders))))
         if key in tried or not _within(network, orders):
             continue
         tried.add(key)
@@ -170,21 +172,45 @@ def _settled_seeds(
     return pool or [settle_guarded(network, _one_at_a_time(network), budget)]
 
 
-def _made_seeds(network: Network, budget: Budget) -> Iterator[tuple[Settle, Orders]]:
-    """Orders made for the costs, and how to settle them. Greedy rules come first where memory
-    hardly binds; else building blocks do, which know how to share it."""
-    greedy = ((settle_guarded, orders) for orders in greedy_orders(network, budget))
+def _seeds(
+    network: Network, leaders: Sequence[Orders], budget: Budget
+) -> Iterator[tuple[Settle, Orders]]:
+    """Orders, and how to settle them: the leaders, then others made for the costs."""
+    settles = [settle_bold, settle_guarded]
+    if network.costs.transfer > 0:
+        settles.append(settle_undisturbed)
+    for settle in settles:
+        yield from ((settle, orders) for orders in leaders)
     blocks = (
         (settle, unroll(network, block))
-        for settle, block in zip(cycle((settle_bold, settle_guarded)), blocks_within(network))
+        for settle, block in zip(cycle(settles), blocks_within(network))
     )
-    if network.num_microbatches <= _in_flight(network) or network.placement.max_chunks == 1:
-        yield from greedy
+    if _greedy_does_well(network):  # the leaders have been chosen from its orders
         yield from blocks
-    else:
-        yield from islice(blocks, 4)
-        for seeds in zip_longest(greedy, blocks, blocks):
-            yield from (seed for seed in seeds if seed is not None)
+        return
+    greedy = (
+        (settle_guarded, orders) for orders in greedy_orders(network, rules_for(network), budget)
+    )
+    yield from islice(blocks, 4)
+    for seeds in zip_longest(greedy, blocks, blocks):
+        yield from (seed for seed in seeds if seed is not None)
+
+
+def _greedy_does_well(network: Network) -> bool:
+    """With one chunk per rank, and where memory hardly binds. Elsewhere building blocks do better,
+    which know how to share it."""
+    enough = min(network.num_microbatches, network.placement.num_ranks + 1)
+    return network.placement.max_chunks == 1 or _in_flight(network) >= enough
+
+
+def _greedy_plans(network: Network, budget: Budget) -> list[tuple[Rule, Timed]]:
+    """What each rule leads to, best first."""
+    found = [
+        (rule, timed(network, orders, budget))
+        for rule in rules_for(network)
+        for orders in greedy_orders(network, [rule], budget)
+    ]
+    return sorted(found, key=lambda pair: cost_of(network, pair[1]))
 
 
 def _within(network: Network, orders: Orders) -> bool:

@@ -1,14 +1,17 @@
-"""Greedy seeds: every rank takes the next F or B that it can start first, W where it fills a wait.
+"""Greedy seeds: a rank takes the F or B that it can start first, and W where it fills a wait.
 
 The ideas are those of the heuristic of arXiv:2401.10241, section 3.1, as an event-driven list
 scheduler for any placement: as many F as memory allows before the first B, then F and B in turn; W
-when there is nothing else to do, when memory is full, or in a wait for the next F or B.
+when there is nothing else to do, when memory is full, or in a wait for the next F or B. With
+several chunks per rank, a chunk's F keep so close to the next chunk's that memory is left for
+those.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -21,30 +24,41 @@ _EFFORT = 3.0  # work of placing an instruction, in instructions placed by `just
 
 
 class Rule(NamedTuple):
-    """How a rank chooses. Times are in units of the instruction's own duration."""
+    """How a rank chooses between F and B, and when W fills a wait. Times are in units of the
+    instruction's own duration."""
 
-    turn: float  # how long it waits for a B after a B... and for the other kind in general
-    handicap: float  # how much later F is taken to start than it could
+    turn: float  # how much later a rank takes what ran last, F or B, to start than it could
+    handicap: float  # the same for F, besides
     fill: Literal["fits", "due", "always"]  # whether W may fill a wait that is too short for it
 
 
-PLAIN_RULES = tuple(
-    Rule(turn, 0.0, fill) for turn in (0.25, 1.0, 2.0) for fill in ("due", "always")
-)
-RULES = (
-    Rule(0.25, 0.0, "fits"),
-    Rule(0.25, 0.3, "fits"),
-    Rule(0.0, 0.5, "fits"),
+PLAIN_RULES = (
     Rule(1.0, 0.0, "due"),
-    Rule(0.0, 0.5, "due"),
-    Rule(1.0, -0.3, "due"),
+    Rule(1.0, 0.3, "due"),
+    Rule(0.5, 0.6, "due"),
+    Rule(0.5, 0.3, "due"),
+    Rule(0.5, -0.3, "due"),
+    Rule(0.25, 0.0, "due"),
+    Rule(1.0, 0.0, "always"),
+)
+CHUNK_RULES = (
+    Rule(0.5, -0.3, "due"),
+    Rule(0.0, -0.3, "due"),
+    Rule(1.0, 0.0, "due"),
+    Rule(0.5, 0.3, "fits"),
+    Rule(0.0, 0.0, "due"),
+    Rule(0.5, 0.0, "always"),
 )
 
 
-def greedy_orders(network: Network, budget: Budget) -> Iterator[Orders]:
-    """The orders that a few rules lead to."""
-    plain = network.split and network.placement.max_chunks == 1
-    for rule in PLAIN_RULES if plain else RULES:
+def rules_for(network: Network) -> Sequence[Rule]:
+    """Rules that work well for the placement, the most useful first."""
+    return PLAIN_RULES if network.placement.max_chunks == 1 else CHUNK_RULES
+
+
+def greedy_orders(network: Network, rules: Iterable[Rule], budget: Budget) -> Iterator[Orders]:
+    """The orders that the rules lead to, where they do not run into a dead end."""
+    for rule in rules:
         budget.spend(_EFFORT * network.num_instructions)
         orders = _Greedy(network, rule).run()
         if orders is not None:
@@ -77,6 +91,7 @@ class _Greedy:
             [0.0] * m if source == NO_LANE else [] for source in self.ahead.source
         ]
         self.done = [0] * len(self.arrivals)
+        self.most_ahead = _most_ahead(network)
 
     def run(self) -> Orders | None:
         """The orders, or None where the rule runs into a dead end."""
@@ -107,7 +122,11 @@ class _Greedy:
         best, wanted, at = NO_LANE, _NEVER, _NEVER
         for lane in [3 * s + kind for kind in (B, F) for s in rank.stages]:
             start = self._start(rank, lane, time)
-            if start < _NEVER and self._fits_after_w(r, lane, idle_memory):
+            if (
+                start < _NEVER
+                and not self._too_far_ahead(lane)
+                and self._fits_after_w(r, lane, idle_memory)
+            ):
                 wish = start + self._handicap(rank, lane)
                 if wish < wanted - _EPS or (wish < wanted + _EPS and lane % 3 == F):
                     best, wanted, at = lane, wish, start
@@ -138,6 +157,10 @@ class _Greedy:
 
     def _extra(self, lane: int) -> float:
         return self.ahead.take[lane] + self.ahead.give[lane]
+
+    def _too_far_ahead(self, lane: int) -> bool:
+        following, most = self.most_ahead.get(lane, (lane, 1))
+        return self.done[lane] - self.done[following] >= most
 
     def _fits_after_w(self, r: int, lane: int, idle_memory: float) -> bool:
         """Whether there is memory for it once every pending W has run, and for the F that the
@@ -180,3 +203,19 @@ class _Greedy:
             if other != r:
                 told.append((other, max(time, self.ranks[other].free)))
         return told
+
+
+def _most_ahead(network: Network) -> dict[int, tuple[int, int]]:
+    """For the F of a stage that is not its rank's last: the F of the rank's next stage, and by how
+    many micro-batches it may be ahead of that: as many as enter while one is on its way between
+    them. More would fill the memory that the next stage needs.
+    """
+    duration = network.forward.duration
+    found = {}
+    for held in network.placement.stages_by_rank:
+        for stage, following in itertools.pairwise(sorted(held)):
+            between = range(stage + 1, following)
+            travel = sum(duration[3 * s + F] for s in between) + sum(network.hop[stage:following])
+            most = 1 + round(travel / duration[3 * stage + F])
+            found[3 * stage + F] = (3 * following + F, most)
+    return found

@@ -88,6 +88,15 @@ def settle_guarded(
     return guarded_rounds(network, found, budget, most=4)
 
 
+def settle_undisturbed(
+    network: Network, orders: Orders, budget: Budget, hopeless: float = inf
+) -> Timed:
+    """Guarded rounds as if transfers took no time, then for real: short transfers can hide how well
+    an order's instructions fit into each other."""
+    found = settle_guarded(network.without_transfers, orders, budget)
+    return settle_guarded(network, found.orders, budget, hopeless)
+
+
 def finish(network: Network, found: Timed, budget: Budget) -> Timed:
     """Guarded rounds to the end, then a bold one: never slower."""
     found = guarded_rounds(network, found, budget, most=25)

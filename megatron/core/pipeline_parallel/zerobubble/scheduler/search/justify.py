@@ -93,7 +93,11 @@ def justify(
 ) -> Timed:
     """The orders after pulling instructions forward into idle time: guarded by the starts `due`
     if they are given, else bold. Raises Stuck."""
-    return _Pass(view, orders, limits, num_microbatches, delay, due).run()
+    found = _Pass(view, orders, limits, num_microbatches, delay, due)
+    found.run()
+    if any(found.rest):
+        raise Stuck
+    return Timed(found.order, found.ends, found.free)
 
 
 def _arrivals(view: View, num_microbatches: int) -> Times:
@@ -102,7 +106,7 @@ def _arrivals(view: View, num_microbatches: int) -> Times:
 
 
 class _Pass:
-    """One pass over all programs; the innermost loop of the search, hence the local names."""
+    """One pass over all programs: the innermost loop of the search, hence its long methods."""
 
     def __init__(
         self,
@@ -134,7 +138,7 @@ class _Pass:
         self.heap = [(time, r) for r, time in enumerate(self.wake)]
         heapq.heapify(self.heap)
 
-    def run(self) -> Timed:
+    def run(self) -> None:
         """Look at the rank that is due next; run what it can run; wake the ranks that wait for it.
 
         All other ranks stand at the same time or later only when a rank begins, so only its first
@@ -184,9 +188,6 @@ class _Pass:
             if again < wake[r]:
                 wake[r] = again
                 heapq.heappush(heap, (again, r))
-        if any(self.rest):
-            raise Stuck
-        return Timed(self.order, ends, free)
 
     def _pull(self, r: int, time: float, until: float) -> tuple[int, float]:
         """Place (from the end of `rest`) of an instruction to run before the head, that ends by

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..costs import Costs
@@ -85,6 +85,11 @@ class Network:
     @property
     def num_instructions(self) -> int:
         return self.num_microbatches * sum(map(len, self.lanes_by_rank))
+
+    @cached_property
+    def without_transfers(self) -> Network:
+        """The same problem where values arrive at once."""
+        return replace(self, costs=replace(self.costs, transfer=0.0))
 
     @cached_property
     def forward(self) -> View:
