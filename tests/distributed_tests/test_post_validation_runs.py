@@ -50,7 +50,8 @@ from tests.training_runs import LLAMA
 pytestmark = pytest.mark.timeout(120)
 
 _P2 = "--pipeline-model-parallel-size 2"
-_CLIPPED = f"{BASE} {_P2} --pipeline-schedule zb-h1 --clip-grad {ALWAYS}"
+# Every norm exceeds this, but that of the first rank alone often does not: it steps, wrongly.
+_CLIPPED = f"{BASE} {_P2} --pipeline-schedule zb-h1 --clip-grad 0.8"
 
 
 @pytest.mark.parametrize(

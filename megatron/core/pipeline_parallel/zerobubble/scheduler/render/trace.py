@@ -172,8 +172,9 @@ def _as_event(event: TraceEvent) -> dict[str, Any]:
 def _counts(event: Any) -> bool:
     """Whether it is an instruction, and one whose result was used."""
     args = event.get("args") if isinstance(event, dict) else None
-    named = isinstance(args, dict) and {"stage", "op", "microbatch"} <= set(args)
-    return named and not (isinstance(args, dict) and args.get("void") is True)
+    if not isinstance(args, dict):
+        return False
+    return {"stage", "op", "microbatch"} <= set(args) and args.get("void") is not True
 
 
 def _from_event(event: dict[str, Any]) -> TraceEvent:
