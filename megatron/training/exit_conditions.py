@@ -45,10 +45,12 @@ class ExitConditions:
             minutes = (time.monotonic() - self._start) / 60
             if self._any_rank(minutes > self._training.exit_duration_in_mins):
                 return f"after {minutes:.1f} minutes"
+        return f"at iteration {iteration}" if self.interval_ends(iteration) else None
+
+    def interval_ends(self, iteration: int) -> bool:
+        """Whether --exit-interval ends the run after this iteration: known before it runs."""
         interval = self._training.exit_interval
-        if interval is not None and iteration % interval == 0:
-            return f"at iteration {iteration}"
-        return None
+        return interval is not None and iteration % interval == 0
 
     def _any_rank(self, condition: bool) -> bool:
         if self._session.groups.world is None:

@@ -14,7 +14,6 @@ from megatron.core.pipeline_parallel.zerobubble.runtime.compute import ForwardSt
 from megatron.core.pipeline_parallel.zerobubble.scheduler.instruction import Op
 from megatron.training.banner import datetime_line
 from megatron.training.checkpointing import Checkpointer
-from megatron.training.config import RunConfig
 from megatron.training.data import DatasetProvider, RunData, StageIterators, build_run_data
 from megatron.training.evaluation import evaluate_and_report, run_iteration
 from megatron.training.exit_conditions import ExitConditions
@@ -97,22 +96,17 @@ def train(
             assert data.train is not None, "training without a training set"
             _change_batch_size(trainer, state, checkpointer, reporting, steps)
             profiler.before_iteration(state.iteration + 1)
-            meet = _ranks_meet(run, data, state)
+            meet = _ranks_meet(trainer, data, conditions, state.iteration + 1)
             report = train_step(trainer, forward_step, data.train, state, steps, meet=meet)
             checkpointer.poll()
             _stop_on_bad_loss(trainer, report)
-            evaluate_now = _evaluation_is_due(trainer, data, state)
+            evaluate_now = _evaluation_is_due(trainer, data, state.iteration)
             if evaluate_now:
                 steps.settle_now()
-                with reporting.log.pause():
-                    assert data.valid is not None
-                    prefix = f"iteration {state.iteration}"
-                    evaluate_and_report(
-                        trainer, forward_step, data.valid, state, reporting.log, prefix
-                    )
+                _evaluate_between_steps(trainer, forward_step, data, state, reporting)
             _collect_garbage(trainer, state, evaluated=evaluate_now)
             reason = conditions.reason_to_exit(state.iteration)
-            if reason is not None or _save_is_due(trainer, state):
+            if reason is not None or _save_is_due(trainer, state.iteration):
                 steps.settle_now()
                 with reporting.log.pause():
                     checkpointer.save(state)
@@ -178,14 +172,16 @@ def train_step(
     return report
 
 
-def _ranks_meet(run: RunConfig, data: RunData, state: TrainState) -> bool:
-    """Whether the iteration that comes is followed by something else than another one."""
-    coming = state.iteration + 1
-    intervals = [run.checkpoint.save_interval, run.training.exit_interval]
-    if data.valid is not None and run.validation.eval_iters > 0:
-        intervals.append(run.validation.eval_interval)
-    due = any(interval and coming % interval == 0 for interval in intervals)
-    return due or coming == run.train_iters
+def _ranks_meet(
+    trainer: Trainer, data: RunData, conditions: ExitConditions, iteration: int
+) -> bool:
+    """Whether something else than another iteration is known to follow this one."""
+    return (
+        iteration == trainer.session.run.train_iters
+        or _evaluation_is_due(trainer, data, iteration)
+        or _save_is_due(trainer, iteration)
+        or conditions.interval_ends(iteration)
+    )
 
 
 def _change_batch_size(
@@ -222,16 +218,29 @@ def _stop_on_bad_loss(trainer: Trainer, report: StepReport) -> None:
             )
 
 
-def _evaluation_is_due(trainer: Trainer, data: RunData, state: TrainState) -> bool:
+def _evaluation_is_due(trainer: Trainer, data: RunData, iteration: int) -> bool:
     validation = trainer.session.run.validation
     interval = validation.eval_interval
     wanted = bool(interval) and validation.eval_iters > 0 and data.valid is not None
-    return wanted and interval is not None and state.iteration % interval == 0
+    return wanted and interval is not None and iteration % interval == 0
 
 
-def _save_is_due(trainer: Trainer, state: TrainState) -> bool:
+def _save_is_due(trainer: Trainer, iteration: int) -> bool:
     interval = trainer.session.run.checkpoint.save_interval
-    return bool(interval) and interval is not None and state.iteration % interval == 0
+    return bool(interval) and interval is not None and iteration % interval == 0
+
+
+def _evaluate_between_steps(
+    trainer: Trainer,
+    forward_step: ForwardStep,
+    data: RunData,
+    state: TrainState,
+    reporting: Reporting,
+) -> None:
+    assert data.valid is not None
+    with reporting.log.pause():
+        prefix = f"iteration {state.iteration}"
+        evaluate_and_report(trainer, forward_step, data.valid, state, reporting.log, prefix)
 
 
 def _evaluate_at_end(
