@@ -76,7 +76,11 @@ class WorkerPool:
             for rank in range(world_size):
                 job = _Job(rank, world_size, store, timeout_s, body, arguments)
                 self._workers[rank][1].send(job)
-            return self._collect(world_size, timeout_s, must_succeed)
+            try:
+                return self._collect(world_size, timeout_s, must_succeed)
+            except BaseException:  # also a time limit or Ctrl-C of the caller: they may be stuck
+                self.close()
+                raise
 
     def close(self) -> None:
         for process, connection in self._workers:
@@ -103,7 +107,6 @@ class WorkerPool:
         while waiting and not (failures and must_succeed):
             ready: list[Any] = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
-                self.close()
                 raise TimeoutError(f"ranks {sorted(waiting.values())} did not end in {timeout_s} s")
             for connection in ready:
                 rank = waiting.pop(connection)
@@ -114,11 +117,11 @@ class WorkerPool:
                     error = "the process died"
                 if error:
                     failures[rank] = results[rank] = error
+        if failures and must_succeed:
+            rank, text = next(iter(failures.items()))
+            raise RankFailure(f"rank {rank} of {world_size}: {text}")
         if failures:
             self.close()
-            if must_succeed:
-                rank, text = next(iter(failures.items()))
-                raise RankFailure(f"rank {rank} of {world_size}: {text}")
         return [results[rank] for rank in range(world_size)]
 
 

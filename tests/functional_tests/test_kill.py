@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy
 import pytest
@@ -26,6 +26,7 @@ from megatron.training.model_setup import Trainer
 from megatron.training.session import TrainState
 from tests.functional_tests.test_signals import wait_for_text
 from tests.training_runs import LLAMA, start
+from tests.worker_pool import WorkerPool
 
 _ROOT = pathlib.Path(__file__).parents[2]
 # Every rank leaves its process id where the test finds it.
@@ -119,6 +120,8 @@ class _Kill(NamedTuple):
 
 def _killed_saves(folder: str, flags: str, *, rounds: int, same_iteration: bool) -> list[_Kill]:
     """Fork a child that saves again and again, kill it at a random moment, load; repeat."""
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"a fork leaves the locks of {threads - 1} other threads taken for ever"
     case = LLAMA.replace("--num-layers 4", "--num-layers 1")
     case += f" --global-batch-size 4 --save {folder} --load {folder} --save-interval 1 {flags}"
     kills, chance, number = [], random.Random(f"{flags} {same_iteration}"), 0
@@ -170,20 +173,28 @@ def _loaded_number(trainer: Trainer) -> int:
     return number
 
 
+@pytest.fixture
+def fresh_pool() -> Iterator[WorkerPool]:
+    """Workers that have run nothing: those of the session keep threads of earlier groups."""
+    pool = WorkerPool(limit=1, preload=["tests.pretrain_runs"])
+    yield pool
+    pool.close()
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("flags", "same_iteration"), [("", False), ("", True), ("--async-save", False)]
 )
 def test_a_kill_during_a_save_leaves_the_previous_or_the_new_checkpoint(
-    pool: Any, tmp_path: pathlib.Path, flags: str, same_iteration: bool
+    fresh_pool: WorkerPool, tmp_path: pathlib.Path, flags: str, same_iteration: bool
 ) -> None:
     """At 20 random moments; also while a checkpoint of the same iteration is replaced."""
-    (kills,) = pool.run(
+    (kills,) = fresh_pool.run(
         1,
         functools.partial(_killed_saves, rounds=20, same_iteration=same_iteration),
         str(tmp_path),
         flags,
-        timeout_s=100,
+        timeout_s=80,
     )
     for kill in kills:
         # What was reported is not lost; at most the one under way is newer.
