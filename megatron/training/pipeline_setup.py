@@ -76,7 +76,7 @@ def _planner(run: RunConfig) -> Callable[[int], Plan]:
     group_size = run.interleave_group_size if looped else None
     limits = None
     if run.pending_backward_limit is not None:
-        limits = (float(run.pending_backward_limit),) * num_ranks
+        limits = (run.pending_backward_limit,) * num_ranks
 
     @functools.cache  # a search takes seconds for many ranks, and several parts of a run ask
     def plan_for(num_microbatches: int) -> Plan:

@@ -65,6 +65,8 @@ _SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
         "zb",
         {"memory_limits": (6,) * 4},
     ),
+    "--zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half "
+    "--zero-bubble-max-pending-backward 2.5": ("v-half", {"memory_limits": (2.5,) * 4}),
     "--enable-1f1b-v": ("1f1b-v", {}),
     "--num-layers-per-virtual-pipeline-stage 1": ("interleaved", {"num_chunks": 2}),
     "": ("1f1b", {}),

@@ -83,6 +83,16 @@ def memory_setup_without_v(run: RunConfig) -> str | None:
     return None
 
 
+def pending_backward_without_effect(run: RunConfig) -> str | None:
+    text, limit = run.zero_bubble.zero_bubble_max_pending_backward, run.pending_backward_limit
+    if text == "auto" or run.sizes.pp == 1 or limit == float(text):
+        return None
+    name, flag = run.pipeline_schedule, f"--zero-bubble-max-pending-backward {text}"
+    if limit is None:
+        return f"{flag} has no effect: the order of {name} is not searched for a limit"
+    return f"{flag} has no effect: {name} takes {limit:g} micro-batches in flight by itself"
+
+
 def loss_scale_without_fp16(run: RunConfig) -> str | None:
     if run.precision.loss_scale and not run.precision.fp16:
         return f"--loss-scale {run.precision.loss_scale} has no effect without --fp16"
@@ -119,6 +129,7 @@ NOTICES: tuple[Callable[[RunConfig], str | None], ...] = (
     batch_schedule_with_size,
     no_pipeline,
     memory_setup_without_v,
+    pending_backward_without_effect,
     loss_scale_without_fp16,
     uneven_layers,
     no_data_source,

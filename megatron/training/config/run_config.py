@@ -260,10 +260,19 @@ class RunConfig:
         return given or self.zero_bubble.interleave_group_size or None
 
     @property
-    def pending_backward_limit(self) -> int | None:
-        """Micro-batches of activations a rank may hold under `zb`; None: the planner's own."""
-        text = self.zero_bubble.zero_bubble_max_pending_backward
-        return int(text) if self.pipeline_schedule == "zb" and text != "auto" else None
+    def pending_backward_limit(self) -> float | None:
+        """Micro-batches of activations that a rank may hold; None: the planner's own.
+
+        The V schedules are named for their memory, so the flag can lower theirs, not raise it:
+        scripts of the fork give it along with them, where it does nothing.
+        """
+        name, text = self.pipeline_schedule, self.zero_bubble.zero_bubble_max_pending_backward
+        if text == "auto" or name not in SCHEDULES:
+            return None
+        peak_of = SCHEDULES[name].peak_of
+        if peak_of is not None:
+            return min(float(text), peak_of(self.sizes.pp))
+        return float(text) if name == "zb" else None
 
     @property
     def post_validation_needs(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -11,9 +12,13 @@ from megatron.training.cli import ArgumentGroup, arg
 
 
 def count_or_auto(text: str) -> str:
-    """`auto` or a whole number of at least 1; kept as text, as the fork does."""
-    if text != "auto" and not (text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number above 0 nor auto")
+    """`auto` or a number of at least 1; kept as text, as the fork does."""
+    try:
+        valid = text == "auto" or 1 <= float(text) < math.inf
+    except ValueError:
+        valid = False
+    if not valid:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of at least 1 nor auto")
     return text
 
 
@@ -34,8 +39,10 @@ class ZeroBubbleArguments(ArgumentGroup):
     )
     zero_bubble_max_pending_backward: str = arg(
         "auto",
-        "Micro-batches in flight that the search for zb may use on a rank: the pipeline size "
-        "for ZB-1p, twice that for ZB-2p, or auto to fill the memory.",
+        "Micro-batches in flight that the search may use on a rank. For zb: the pipeline size "
+        "for ZB-1p, twice that for ZB-2p, or auto to fill the memory. zb-v, v-half and v-min can "
+        "only be given less than they take by themselves, 1.5 for one and a half (a rank's two "
+        "chunks count a half each).",
         parse=count_or_auto,
         metavar="N|auto",
     )

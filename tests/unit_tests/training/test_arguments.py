@@ -5,12 +5,10 @@ import pathlib
 import shlex
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
 
-from megatron.core.pipeline_parallel.zerobubble.scheduler.registry import SCHEDULES
 from megatron.training import arguments, rules
 from megatron.training.arguments import (
     REMOVED,
@@ -57,23 +55,7 @@ def problems_of(text, world_size=1, base=BASE, **options):
 
 @pytest.fixture
 def later_version(monkeypatch):
-    """Every schedule of the design exists, and nothing is refused for not being there yet."""
-    like = SCHEDULES["1f1b"]
-    for name, placement, splits in (
-        ("interleaved", "looped", False),
-        ("zb", "plain", True),
-        ("zb-v", "v", True),
-        ("v-half", "v", True),
-        ("v-min", "v", True),
-        ("1f1b-v", "v", False),
-    ):
-        monkeypatch.setitem(
-            SCHEDULES,
-            name,
-            types.SimpleNamespace(
-                planner=like.planner, placement=placement, splits_backward=splits, summary=""
-            ),
-        )
+    """Nothing is refused for not being there yet."""
     monkeypatch.setattr(rules, "NOT_YET", ())
 
 
@@ -252,6 +234,27 @@ def test_schedule_names(later_version, flags, schedule, chunks):
     assert run.placement.num_stages == 4 * (chunks or 1)
     assert run.stage_layers == (8 // run.placement.num_stages,) * run.placement.num_stages
     assert run.overlap_p2p_comm is (chunks is not None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "notice"),
+    [
+        ("--enable-zero-bubble", "auto", None),
+        ("--enable-zero-bubble", "8", None),
+        ("--zero-bubble-v-schedule", "3.5", None),
+        ("--zero-bubble-v-schedule", "16", "zb-v takes 4 micro-batches in flight by itself"),
+        ("--pipeline-schedule v-half", "2", None),
+        ("--pipeline-schedule v-half", "3.5", "v-half takes 3 micro-batches in flight by itself"),
+        ("--pipeline-schedule zb-h1", "3", "the order of zb-h1 is not searched for a limit"),
+    ],
+)
+def test_limit_of_micro_batches_in_flight(flags, limit, notice):
+    flag = f"--zero-bubble-max-pending-backward {limit}"
+    run = run_of(f"--pipeline-model-parallel-size 4 {flags} {flag}", world_size=4)
+    said = [text for text in run.notices if text.startswith("--zero-bubble-max-pending-backward")]
+    assert said == ([] if notice is None else [f"{flag} has no effect: {notice}"])
+    if notice is None:
+        assert run.pending_backward_limit == (None if limit == "auto" else float(limit))
 
 
 def test_one_rank_runs_without_a_pipeline(later_version):

@@ -418,7 +418,7 @@ def test_a_plan_that_cannot_run_is_refused_at_launch(tmp_path, change, said):
             "--zero-bubble-pipeline-timers-start-iter 120",
             "--zero-bubble-pipeline-timers-start-iter 120 is after",
         ),
-        ("--zero-bubble-max-pending-backward few", "neither a whole number above 0 nor auto"),
+        ("--zero-bubble-max-pending-backward few", "neither a number of at least 1 nor auto"),
         ("--zero-bubble-adaptive-memory-limit-percentile 101", "101 is too large; give at most"),
         ("--recompute-granularity full", "needs --recompute-method (uniform or block) and"),
         ("--recompute-activations --recompute-method block", "only for --recompute-granularity"),

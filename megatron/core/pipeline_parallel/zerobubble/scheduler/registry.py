@@ -13,7 +13,7 @@ from .planners.dualpipe_v import plan_dualpipe_v
 from .planners.interleaved import plan_interleaved
 from .planners.one_f_one_b import plan_1f1b
 from .planners.one_f_one_b_v import plan_1f1b_v
-from .planners.v_schedules import plan_v_half, plan_v_min, plan_zb_v
+from .planners.v_schedules import V_PEAKS, plan_v_half, plan_v_min, plan_zb_v
 from .planners.zb import plan_zb
 from .planners.zb_handmade import plan_zb_h1, plan_zb_h2
 from .planners.zb_interleaved import plan_zb_interleaved
@@ -31,6 +31,8 @@ class Schedule:
     # True: the order is made for the request's costs and memory limits. False: the order is fixed
     # by p and m alone; costs change only its predicted time, limits can only make it refuse.
     searches: bool = False
+    # Of schedules named for their memory: micro-batches that each of p ranks may hold.
+    peak_of: Callable[[int], int] | None = None
 
     @property
     def default_chunks(self) -> int:
@@ -60,10 +62,19 @@ SCHEDULES: dict[str, Schedule] = {
         plan_zb, "plain", True, "zero bubble searched for costs and a memory limit", searches=True
     ),
     "zb-v": Schedule(
-        plan_zb_v, "v", True, "zero bubble on a V placement in the memory of 1F1B", searches=True
+        plan_zb_v,
+        "v",
+        True,
+        "zero bubble on a V placement in the memory of 1F1B",
+        searches=True,
+        peak_of=V_PEAKS["zb-v"],
     ),
-    "v-half": Schedule(plan_v_half, "v", True, "half of 1F1B's memory", searches=True),
-    "v-min": Schedule(plan_v_min, "v", True, "a third of 1F1B's memory", searches=True),
+    "v-half": Schedule(
+        plan_v_half, "v", True, "half of 1F1B's memory", searches=True, peak_of=V_PEAKS["v-half"]
+    ),
+    "v-min": Schedule(
+        plan_v_min, "v", True, "a third of 1F1B's memory", searches=True, peak_of=V_PEAKS["v-min"]
+    ),
     "1f1b-v": Schedule(
         plan_1f1b_v, "v", False, "1F1B in about two thirds of its memory", searches=True
     ),

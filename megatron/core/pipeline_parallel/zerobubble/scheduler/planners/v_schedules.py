@@ -8,6 +8,8 @@ T_F = T_B = T_W, the orders here are made for the request's costs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..placement import Placement
 from ..plan import Plan
 from ..request import PlanRequest
@@ -15,30 +17,35 @@ from ..search.engine import search_plan
 from .dualpipe_v import plan_dualpipe_v
 from .zb_v_handmade import plan_zb_v_handmade
 
+# Micro-batches that each of p ranks may hold where the request gives no limits. Of v-half and v-min
+# they are the peaks of the paper's patterns.
+V_PEAKS: dict[str, Callable[[int], int]] = {
+    "zb-v": lambda p: p,
+    "v-half": lambda p: (p + 2) // 2,
+    "v-min": lambda p: (p + 4) // 3,
+}
+
 
 def plan_zb_v(request: PlanRequest) -> Plan:
-    """Without limits in the request: p micro-batches on every rank."""
-    return _plan("zb-v", request, request.num_ranks)
+    return _plan("zb-v", request)
 
 
 def plan_v_half(request: PlanRequest) -> Plan:
-    """Without limits in the request: the peak of the paper's pattern, (p + 2) // 2."""
-    return _plan("v-half", request, (request.num_ranks + 2) // 2)
+    return _plan("v-half", request)
 
 
 def plan_v_min(request: PlanRequest) -> Plan:
-    """Without limits in the request: the peak of the paper's pattern, (p + 4) // 3."""
-    return _plan("v-min", request, (request.num_ranks + 4) // 3)
+    return _plan("v-min", request)
 
 
-def _plan(name: str, request: PlanRequest, num_held: int) -> Plan:
-    """`num_held` micro-batches of the rank that holds most for each are allowed on every rank."""
+def _plan(name: str, request: PlanRequest) -> Plan:
+    """Without limits in the request: V_PEAKS of the rank that holds most for a micro-batch."""
     placement = Placement.v_shape(request.num_ranks)
     limits = request.memory_limits
     if limits is None:
         held = request.costs_for(placement).held_f_to_b
         each = max(sum(held[stage] for stage in stages) for stages in placement.stages_by_rank)
-        limits = (num_held * each,) * request.num_ranks
+        limits = (V_PEAKS[name](request.num_ranks) * each,) * request.num_ranks
     return search_plan(
         name,
         placement,
